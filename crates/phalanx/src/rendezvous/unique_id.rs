@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Mutex;
 
-/// What the ranks of a new communicator know each other by before they have met: 128 bytes that one of them makes and the program
-/// carries to the others in whatever way it has (a broadcast of MPI, a file, a queue), as it would carry an `ncclUniqueId`.
-/// [`Builder::unique_id`](crate::Builder::unique_id) takes it. An id is for one communicator.
+/// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an `ncclUniqueId`.
 ///
-/// The bytes are a secret: whoever has them can be one of the ranks.
+/// Any channel will do: a broadcast of MPI, a file, a queue. [`Builder::unique_id`](crate::Builder::unique_id) takes the id. An id is
+/// for one communicator.
+///
+/// The bytes are a secret: any process that has them can join as a rank.
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
@@ -63,10 +64,11 @@ impl UniqueId {
         Ok(UniqueId { job, token, address: None })
     }
 
-    /// A new one for ranks of several hosts, made by the process of rank 0. It begins to listen at once, at the address of this host
-    /// (`host` or `host:port`; without a port a free one) by which the other ranks reach it; what comes before rank 0 has begun waits.
-    /// The port is open until rank 0's communicator has ended, or could not be made, or needs no port; of an id that rank 0 never
-    /// uses, as long as the process lives.
+    /// Creates an id for ranks of several hosts, in the process of rank 0, and listens at once.
+    ///
+    /// `address` is `host` or `host:port` of this host, as the other ranks reach it; without a port a free one is taken. Connections that
+    /// come before rank 0's communicator is made wait. The port is open until that communicator has ended, could not be made, or needs no
+    /// port; if rank 0 never uses the id, as long as the process lives.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could reach;
@@ -130,8 +132,8 @@ impl UniqueId {
     }
 }
 
-/// What this process listens on at the address of an id, as that of rank 0 has to. It is given once, so that an id is for one
-/// communicator, and the port is closed with whatever becomes of that.
+/// The listener of an id that this process created. It is handed out once, since an id is for one communicator, and is closed with that
+/// communicator.
 pub(crate) fn take_listener(address: &str) -> Result<TcpListener> {
     let mut listeners = lock(&LISTENERS);
     listeners.retain(|listening| !listening.fork.is_copy());

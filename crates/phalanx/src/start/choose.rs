@@ -12,7 +12,7 @@ use crate::types::error::{Result, UsageError};
 #[cfg(feature = "cuda")]
 use phalanx_sys::nccl::Flavour;
 
-/// What [`init`](crate::init) does, and why: see [`choose`].
+/// The backend and launcher that [`init`](crate::init) would use, and why: see [`choose`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
@@ -24,14 +24,19 @@ pub struct Choice {
     pub launcher: Option<Launcher>,
 }
 
-/// What [`init`](crate::init) would do in this process: no rank is waited for. For diagnoses.
+/// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for other ranks. For diagnosis.
 ///
-/// The launchers that are recognised, in the order in which they count (a program that says its
-/// [`place`](crate::Builder::place) itself comes before all): `phalanx launch`, torchrun, Open MPI, Cray
-/// PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. The backend: `PHALANX_BACKEND`; NCCL if each rank of
-/// this host has a GPU (the driver and NCCL are loaded to find out; ranks that see other GPUs, if MPI did not start them, or are on other hosts
-/// are asked at the start); else RCCL, if the same holds for AMD's GPUs (by HIP and RCCL); for one rank, none is needed; MPI for ranks that an
-/// MPI launcher started; else the memory of the host.
+/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all: `phalanx launch`, torchrun,
+/// Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
+///
+/// Backends, in order of precedence:
+/// 1. the one set by `PHALANX_BACKEND`;
+/// 2. NCCL, if each rank of this host has a GPU. The driver and NCCL are loaded to find out. Ranks on other hosts, and ranks that see other
+///    GPUs and were not started by MPI, are asked at the start;
+/// 3. RCCL, if the same holds for AMD's GPUs (by HIP and RCCL);
+/// 4. solo, for one rank;
+/// 5. MPI, for ranks that an MPI launcher started;
+/// 6. host memory.
 ///
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`]: ranks of several hosts have no
@@ -44,7 +49,7 @@ pub fn choose() -> Result<Choice> {
     Ok(choice)
 }
 
-/// The error that `init` meets on its way if another setting makes no sense.
+/// An error if another setting of `init` is invalid.
 fn check_settings(environment: &Environment) -> Result<()> {
     timeout_from_environment()?;
     stopped_timeout_from_environment()?;
@@ -74,7 +79,7 @@ impl Choice {
         Ok(Choice { backend, reason, launcher })
     }
 
-    /// The error that `init` meets on its way if the launcher, or the user, has not said what the ranks need to find each other.
+    /// An error if settings are missing that the ranks need to find each other.
     fn check_rendezvous(&self, environment: &Environment) -> Result<()> {
         let without_us = matches!(self.backend, BackendKind::Solo | BackendKind::Mpi);
         let launcher = self.launcher.as_ref().filter(|launcher| {

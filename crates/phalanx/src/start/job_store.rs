@@ -38,8 +38,7 @@ const PORT_OFFSET: u16 = 1000;
 /// How long rank 0 tries to get the store's port: that of a job before may still be ending.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Joins the job's store; as rank 0 of a job that our launcher did not start, begins it, where this process listens already if it
-/// does.
+/// Joins the job's store. Rank 0 hosts it, on `listener` if there is one, unless `phalanx launch` does.
 pub(crate) fn open_store(
     environment: &Environment,
     place: &Place,

@@ -122,8 +122,8 @@ impl SharedFile {
             .map_err(|e| out_of_memory("pwrite", e, len, None))
     }
 
-    /// Allocates the pages of a range, so that using them later cannot fail. What is more than there is, is an error before the system
-    /// ends somebody for it.
+    /// Allocates the pages of a range, so that using them later cannot fail. More than is available is an error, before the system
+    /// kills a process for it.
     pub fn commit(&self, offset: u64, len: u64) -> Result<()> {
         self.check_limit(offset + len)?;
         // Others allocate at the same time.

@@ -58,9 +58,8 @@ struct Rule {
 /// Has the numbers of all hosts of a step.
 const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
 
-/// The launchers, in the order in which they count. The more a variable was meant for us the earlier it comes; then
-/// those that are started by the ones below them: torchrun and mpirun run inside of Slurm's steps, and Open MPI and
-/// PALS set the variables of PMIx and PMI too.
+/// The launchers, in order of precedence: variables meant for phalanx first, then launchers that run inside others. torchrun and mpirun run
+/// inside of Slurm's steps, and Open MPI and PALS set the variables of PMIx and PMI too.
 const RULES: [Rule; 9] = [
     Rule {
         // See `Environment::placed`.

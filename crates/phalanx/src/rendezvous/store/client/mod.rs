@@ -96,7 +96,7 @@ impl Store {
         self
     }
 
-    /// Gives `mine` and gets everybody's, in rank order. Collective over all members, once for each key; a key may be
+    /// Gathers a value from each member, in rank order. Collective over all members, once for each key; a key may be
     /// used again when the exchange is over. An empty value makes it a barrier.
     ///
     /// # Errors
