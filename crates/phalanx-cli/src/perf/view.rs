@@ -3,7 +3,7 @@
 //! A view holds bytes, so that it is one type for all element types. [`Typed`] is the view as elements.
 
 use phalanx::cudarc::driver::{CudaView, CudaViewMut};
-use phalanx::{Comm, Element, Stream, Loan, Result, Source, Target};
+use phalanx::{Comm, Element, Loan, Result, Source, Stream, Target};
 use std::marker::PhantomData;
 use std::ops::Range;
 
