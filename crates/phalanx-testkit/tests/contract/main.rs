@@ -29,7 +29,22 @@ use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
 
 /// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs.
-const SHARES: &[Share] = &[("mpi/", 6), ("nccl/", 6), ("nvshmem/", 4), ("threads/all_reduce/", 7)];
+const SHARES: &[Share] = &[
+    ("threads/all_reduce/", 7),
+    ("threads/reduce/", 7),
+    ("threads/reduce_scatter/", 7),
+    ("processes/all_reduce/", 8),
+    ("processes/reduce/", 8),
+    ("processes/reduce_scatter/", 8),
+    ("processes/all_gather/", 4),
+    ("processes/all_to_all/", 4),
+    ("processes/broadcast/", 4),
+    ("processes/gather/", 4),
+    ("processes/scatter/", 4),
+    ("mpi/", 6),
+    ("nccl/", 6),
+    ("nvshmem/", 4),
+];
 
 fn main() -> ExitCode {
     let scenarios = [

@@ -43,8 +43,13 @@ fn main() -> ExitCode {
 
 /// How much of the suite a sample is: what computes much on emulated GPUs, or waits for a deadline.
 #[cfg(target_os = "linux")]
-const SHARES: &[phalanx_testkit::suite::Share] =
-    &[("one_sided/", 4), ("collectives/", 4), ("backend/", 4), ("failures/init", 3)];
+const SHARES: &[phalanx_testkit::suite::Share] = &[
+    ("one_sided/strided", 8),
+    ("one_sided/", 4),
+    ("collectives/", 4),
+    ("backend/", 4),
+    ("failures/init", 3),
+];
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
