@@ -338,7 +338,7 @@ impl Endpoint {
             }
         }
         let pending = || self.own().last_announced().expect("a rank that waits has announced why");
-        self.wait_long(&mut || Ok(ready()), &|| vec![peer], &|| vec![peer], &pending)
+        self.wait_long(&mut || Ok(ready()), &|| Peers::One([peer]), &|| Peers::One([peer]), &pending)
     }
 
     /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
@@ -347,8 +347,8 @@ impl Endpoint {
     pub fn wait_long(
         &self,
         ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Vec<usize>,
-        awaited: &dyn Fn() -> Vec<usize>,
+        wakers: &dyn Fn() -> Peers,
+        awaited: &dyn Fn() -> Peers,
         pending: &dyn Fn() -> PendingOperation,
     ) -> Result<()> {
         if !self.crowded {
@@ -373,8 +373,8 @@ impl Endpoint {
     fn sleep_until(
         &self,
         ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Vec<usize>,
-        awaited: &dyn Fn() -> Vec<usize>,
+        wakers: &dyn Fn() -> Peers,
+        awaited: &dyn Fn() -> Peers,
         pending: &dyn Fn() -> PendingOperation,
         mut since: Instant,
     ) -> Result<()> {
@@ -567,6 +567,23 @@ impl Endpoint {
         };
         self.own().life.state.store(state, Ordering::Release);
         self.announce_progress();
+    }
+}
+
+/// Ranks that a wait is about. One rank, the usual case, needs no allocation.
+pub(crate) enum Peers {
+    One([usize; 1]),
+    Many(Vec<usize>),
+}
+
+impl std::ops::Deref for Peers {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        match self {
+            Peers::One(peer) => peer,
+            Peers::Many(peers) => peers,
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub struct Choice {
 /// 6. host memory.
 ///
 /// # Errors
-/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`]: ranks of several hosts have no
+/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no
 /// token by which they know each other.
 pub fn choose() -> Result<Choice> {
     let environment = Environment::current();

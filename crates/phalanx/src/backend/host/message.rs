@@ -13,7 +13,7 @@ mod send;
 use super::chunks::Chunks;
 use super::tunables::{MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED};
 use crate::contract::{Direction, Operation, OperationId, Transfer};
-use crate::control::endpoint::{Endpoint, PendingOperation};
+use crate::control::endpoint::{Endpoint, Peers, PendingOperation};
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
@@ -269,8 +269,8 @@ impl Messages {
                 inner.progress(endpoint)?;
                 Ok(inner.under_way().is_none())
             },
-            &|| self.lock().active.clone(),
-            &|| self.lock().active.clone(),
+            &|| Peers::Many(self.lock().active.clone()),
+            &|| Peers::Many(self.lock().active.clone()),
             &|| self.lock().under_way().unwrap_or(first),
         )
     }
@@ -312,8 +312,8 @@ impl Messages {
                 Ok(inner.is_done(ticket))
             },
             // Any message that moves may be what this one's peer waits for; this one needs its peer alone.
-            &|| self.lock().active.clone(),
-            &|| vec![peer],
+            &|| Peers::Many(self.lock().active.clone()),
+            &|| Peers::One([peer]),
             &|| subject,
         );
         self.lock().settle(ticket, waited).map(drop)
