@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Where an operation runs: on the host, or on a stream of a GPU.
 ///
 /// An operation on the host is complete when the call returns. An operation on a GPU's stream is enqueued there and
-/// completes later. A communicator on GPUs has a stream of its own; [`Comm::on`](crate::Comm::on) chooses another.
+/// completes later. A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
 #[derive(Debug, Clone, Default)]
 pub struct Stream {
     #[cfg(feature = "cuda")]
