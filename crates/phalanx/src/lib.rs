@@ -73,18 +73,31 @@
 //! Linux has everything. On other systems ranks are threads, and process ranks answer [`Error::Unsupported`]. That part is tested on
 //! Linux and under Wine, and compiled for macOS; it has never run on Windows or macOS themselves.
 
+// Without some of the backends, what they share has fewer callers. With all of them, nothing may be unused.
+#![cfg_attr(
+    not(all(
+        feature = "nccl",
+        feature = "rccl",
+        feature = "nvshmem",
+        feature = "mpi",
+        feature = "jit",
+        feature = "multi-host"
+    )),
+    allow(dead_code, unused_imports)
+)]
+
 mod api;
 mod backend;
 mod buffer;
 mod contract;
 mod control;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 mod gpu;
 #[cfg(all(feature = "jit", target_pointer_width = "64", target_endian = "little"))]
 pub mod jit;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 pub mod nccl;
-#[cfg(all(feature = "cuda", target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(feature = "nvshmem", target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
 mod os;
 mod reduce;
@@ -101,15 +114,15 @@ pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;
 pub use buffer::{Owned, Source, Target};
 pub use contract::hosts::HostTopology;
 pub use contract::{BackendKind, StreamSyncOps};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "rccl")]
 pub use gpu::hip;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "rccl")]
 pub use nccl::rccl;
 pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};

@@ -8,7 +8,7 @@ use crate::rendezvous::unique_id::{UniqueId, take_listener};
 use crate::start::{self, Settings};
 use crate::types::error::{Error, Result, UsageError};
 use crate::watch;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub struct Builder {
     check: Option<bool>,
     place: Option<(usize, usize, String)>,
     store: Option<StoreAddress>,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_nccl")]
     nccl: crate::backend::nccl::Config,
 }
 
@@ -144,7 +144,7 @@ impl Builder {
     }
 
     /// Sets the options of NCCL's and RCCL's communicators.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_nccl")]
     pub fn nccl(mut self, config: crate::backend::nccl::Config) -> Builder {
         self.nccl = config;
         self
@@ -209,7 +209,7 @@ impl Builder {
             gpu: self.gpu,
             check,
             listener,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "_nccl")]
             nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check, driver: None }),
         })
     }

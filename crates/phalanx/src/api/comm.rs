@@ -4,7 +4,7 @@ use super::builder::Builder;
 use super::raw::{Portable, RawCommunicator};
 use super::request::Requests;
 use crate::buffer::host::HostBuffer;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
 use crate::contract::hosts::HostTopology;
@@ -186,7 +186,7 @@ impl Comm {
 
     /// Switches to a stream of its own, if the backend has streams.
     pub(crate) fn make_portable(&mut self) {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "_gpu")]
         match self.backend.make_portable() {
             None => {}
             Some(Ok(lane)) => self.lane = lane,
@@ -214,7 +214,7 @@ impl Comm {
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU; [`UsageError::Setting`] for the per-thread default stream, which
     /// differs in the threads that wait for it.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub fn on<'s, S: 's>(&self, stream: &'s S) -> Result<View<'_>>
     where
         GpuStream: From<&'s S>,
@@ -227,19 +227,19 @@ impl Comm {
         Ok(self.with_lane(lane))
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn requests(&self) -> &Requests {
         &self.requests
     }
 
     /// Records `f` as this call in the flight recorder.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn recorded<R>(&self, call: &Call<'_>, f: impl FnOnce() -> Result<R>) -> Result<R> {
         let record = self.recorder.begin(call);
         self.recorder.end(record, f())
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn with_lane(&self, lane: Stream) -> View<'_> {
         View::of(self, lane, self.deadline)
     }
@@ -253,13 +253,13 @@ impl Comm {
 
     /// The stream on which operations on GPU memory are enqueued; `None` without an AMD GPU. It allocates:
     /// `comm.hip_stream().unwrap().alloc_zeros(…)`.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "rccl")]
     pub fn hip_stream(&self) -> Option<&crate::gpu::hip::Stream> {
         self.lane.hip_stream()
     }
 
     /// The number of this rank's GPU in its process; `None` without a GPU.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub fn gpu(&self) -> Option<usize> {
         self.backend.gpu()
     }

@@ -9,7 +9,7 @@ use super::comm::Comm;
 use super::p2p::{receiving, sending, wait_all};
 use crate::buffer::loan::Loan;
 use crate::buffer::{Source, Target};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use crate::contract::Direction;
 use crate::contract::{Backend, Call, Operation, Transfer};
 use crate::types::error::Result;
@@ -17,7 +17,7 @@ use crate::types::op::Reduction;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use std::marker::PhantomData;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use std::num::NonZeroU64;
 
 /// Operations of several communicators that start together.
@@ -104,25 +104,25 @@ impl<'env> Group<'env> {
         self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn calls(&self) -> impl Iterator<Item = &Call<'env>> {
         self.calls.iter().map(|(_, call)| call)
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn transfers(&self) -> impl Iterator<Item = &Transfer> {
         self.transfers.iter().map(|(_, transfer)| transfer)
     }
 
     /// The registrations of the operations' buffers, in the order of the calls.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn registrations(&self) -> impl Iterator<Item = Option<NonZeroU64>> {
         self.loans.iter().map(Loan::registration)
     }
 
     /// The same operations on other memory: `place` gives memory of so many bytes, `footprint` the lengths of a call's `send`
     /// and `recv` in bytes.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn elsewhere(
         &self,
         footprint: impl Fn(&Call<'env>) -> [usize; 2],
@@ -164,7 +164,7 @@ impl Comm {
 }
 
 impl<'env> CommGroup<'_, 'env> {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn comm(&self) -> &'env Comm {
         self.comm
     }

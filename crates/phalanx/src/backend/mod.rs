@@ -1,10 +1,10 @@
 //! The backends: what carries a communicator's data. None uses another.
 
 pub(crate) mod host;
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
 pub(crate) mod mpi;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 pub(crate) mod nccl;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvshmem")]
 pub(crate) mod nvshmem;
 pub(crate) mod solo;

@@ -149,7 +149,7 @@ impl<'a> Plan<'a> {
     fn loan(self, address: CUdeviceptr, recording: SyncOnDrop<'a>) -> Loan<'a> {
         // `Order` records the event: cudarc would not, if the operation's own context tracks nothing.
         let event = event_of(recording);
-        Loan::device(address, Some(Order { plan: self, event, is_lifted: false }))
+        Loan::device(address).ordered(Some(Order { plan: self, event, is_lifted: false }))
     }
 
     /// Orders later users of the slice behind the operation. Calls the driver directly: cudarc's functions do nothing while the
@@ -263,7 +263,7 @@ fn lend_on_host<'l>(
     access.check(slice)?;
     let address = address();
     access.wait(slice)?;
-    Ok(Loan::device(address, None))
+    Ok(Loan::device(address))
 }
 
 #[cold]

@@ -37,7 +37,7 @@ macro_rules! device_memory {
             #[inline]
             fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
                 let memory = HipSource::on(self, hip_stream(stream)?)?;
-                Ok(Loan::device(memory.as_ptr() as u64, None))
+                Ok(Loan::device(memory.as_ptr() as u64))
             }
         }
     )*};
@@ -47,7 +47,7 @@ macro_rules! device_memory {
             #[inline]
             fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
                 let memory = HipTarget::on_mut(self, hip_stream(stream)?)?;
-                Ok(Loan::device(memory.as_ptr() as u64, None))
+                Ok(Loan::device(memory.as_ptr() as u64))
             }
         }
     )*};

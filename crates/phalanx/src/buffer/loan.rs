@@ -6,7 +6,7 @@ use crate::types::memory::Span;
 use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use std::num::NonZeroU64;
 
 /// A buffer's memory, borrowed for one operation.
@@ -17,7 +17,7 @@ use std::num::NonZeroU64;
 pub struct Loan<'a> {
     span: Span,
     /// Number of the memory's registration with a communicator, if there is one.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     registration: Option<NonZeroU64>,
     #[cfg(feature = "cuda")]
     order: ManuallyDrop<Option<Order<'a>>>,
@@ -40,9 +40,14 @@ impl<'a> Loan<'a> {
     /// Host memory.
     #[inline]
     pub fn host(start: *mut u8) -> Loan<'a> {
+        Loan::of(Span::host(start))
+    }
+
+    #[inline(always)]
+    fn of(span: Span) -> Loan<'a> {
         Loan {
-            span: Span::host(start),
-            #[cfg(feature = "cuda")]
+            span,
+            #[cfg(feature = "_gpu")]
             registration: None,
             #[cfg(feature = "cuda")]
             order: ManuallyDrop::new(None),
@@ -50,26 +55,30 @@ impl<'a> Loan<'a> {
         }
     }
 
+    /// Memory of a GPU.
+    #[cfg(feature = "_gpu")]
+    #[inline(always)]
+    pub(crate) fn device(address: u64) -> Loan<'a> {
+        Loan::of(Span::device(address))
+    }
+
+    /// This loan, which orders later users when it is dropped.
     #[cfg(feature = "cuda")]
     #[inline(always)]
-    pub(crate) fn device(address: u64, order: Option<Order<'a>>) -> Loan<'a> {
-        Loan {
-            span: Span::device(address),
-            registration: None,
-            order: ManuallyDrop::new(order),
-            buffer: PhantomData,
-        }
+    pub(crate) fn ordered(mut self, order: Option<Order<'a>>) -> Loan<'a> {
+        *self.order = order;
+        self
     }
 
     /// This loan with the number of the memory's registration.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     #[inline(always)]
     pub(crate) fn registered(mut self, number: Option<NonZeroU64>) -> Loan<'a> {
         self.registration = number;
         self
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn registration(&self) -> Option<NonZeroU64> {
         self.registration
     }

@@ -1,10 +1,10 @@
 //! Buffers: what an operation reads from and writes to.
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 pub(crate) mod collective_config;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "rccl")]
 mod hip;
 pub(crate) mod host;
 pub(crate) mod loan;

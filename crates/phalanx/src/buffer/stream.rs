@@ -8,13 +8,13 @@ use std::marker::PhantomData;
 #[cfg(feature = "cuda")]
 use std::mem::ManuallyDrop;
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use super::collective_config::RawCollectiveConfig;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "rccl")]
 use crate::gpu::hip;
 #[cfg(feature = "cuda")]
 use cudarc::driver::CudaStream;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ use std::time::Duration;
 /// completes later. A communicator on GPUs has a stream of its own; `Comm::on` chooses another.
 #[derive(Debug, Clone, Default)]
 pub struct Stream {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     stream: Option<GpuStream>,
     /// Settings of the collectives on it.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     config: Option<Arc<RawCollectiveConfig>>,
     /// How operations on the host use CUDA memory, if the backend can.
     #[cfg(feature = "cuda")]
@@ -70,7 +70,7 @@ impl Stream {
         Stream::default()
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn gpu(stream: GpuStream) -> Stream {
         Stream { stream: Some(stream), ..Stream::default() }
     }
@@ -82,18 +82,18 @@ impl Stream {
     }
 
     /// This stream with another GPU stream, and the same settings.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn with_stream(self, stream: GpuStream) -> Stream {
         Stream { stream: Some(stream), ..self }
     }
 
     /// This stream with settings for its collectives.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn configured(self, config: Arc<RawCollectiveConfig>) -> Stream {
         Stream { config: Some(config), ..self }
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     #[inline(always)]
     pub(crate) fn config(&self) -> Option<&RawCollectiveConfig> {
         self.config.as_deref()
@@ -119,13 +119,13 @@ impl Stream {
     }
 
     pub(crate) fn is_host(&self) -> bool {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "_gpu")]
         return self.stream.is_none();
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "_gpu"))]
         return true;
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub(crate) fn gpu_stream(&self) -> Option<&GpuStream> {
         self.stream.as_ref()
     }
@@ -134,29 +134,23 @@ impl Stream {
     #[cfg(feature = "cuda")]
     #[inline]
     pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
-        match &self.stream {
-            Some(GpuStream::Cuda(stream)) => Some(stream),
-            _ => None,
-        }
+        self.stream.as_ref().and_then(GpuStream::cuda)
     }
 
     /// The stream of an AMD GPU; `None` elsewhere.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "rccl")]
     #[inline]
     pub fn hip_stream(&self) -> Option<&hip::Stream> {
-        match &self.stream {
-            Some(GpuStream::Hip(stream)) => Some(stream),
-            _ => None,
-        }
+        self.stream.as_ref().and_then(GpuStream::hip)
     }
 
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     #[inline]
     pub(crate) fn stream(&self) -> RawStream {
         self.stream.as_ref().map_or(RawStream::NONE, GpuStream::raw)
     }
 
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "_gpu"))]
     #[inline]
     pub(crate) fn stream(&self) -> RawStream {
         RawStream(std::ptr::null_mut())
@@ -191,22 +185,48 @@ impl std::ops::Deref for OnStream<'_> {
 }
 
 /// A stream of a GPU: cudarc's `Arc<CudaStream>` for NVIDIA, a [`hip::Stream`] for AMD.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 #[derive(Debug, Clone)]
 pub enum GpuStream {
     /// Of an NVIDIA GPU.
+    #[cfg(feature = "cuda")]
     Cuda(Arc<CudaStream>),
     /// Of an AMD GPU.
+    #[cfg(feature = "rccl")]
     Hip(hip::Stream),
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 impl GpuStream {
+    /// The stream of an NVIDIA GPU; `None` for another.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub fn cuda(&self) -> Option<&Arc<CudaStream>> {
+        match self {
+            GpuStream::Cuda(stream) => Some(stream),
+            #[cfg(feature = "rccl")]
+            GpuStream::Hip(_) => None,
+        }
+    }
+
+    /// The stream of an AMD GPU; `None` for another.
+    #[cfg(feature = "rccl")]
+    #[inline]
+    pub fn hip(&self) -> Option<&hip::Stream> {
+        match self {
+            GpuStream::Hip(stream) => Some(stream),
+            #[cfg(feature = "cuda")]
+            GpuStream::Cuda(_) => None,
+        }
+    }
+
     /// The C handle.
     #[inline]
     pub(crate) fn raw(&self) -> RawStream {
         RawStream(match self {
+            #[cfg(feature = "cuda")]
             GpuStream::Cuda(stream) => stream.cu_stream().cast(),
+            #[cfg(feature = "rccl")]
             GpuStream::Hip(stream) => stream.as_raw(),
         })
     }
@@ -214,20 +234,29 @@ impl GpuStream {
     /// Whether this is the only handle. Synchronises with threads that dropped theirs.
     pub(crate) fn is_nobody_elses(&mut self) -> bool {
         match self {
+            #[cfg(feature = "cuda")]
             GpuStream::Cuda(stream) => Arc::get_mut(stream).is_some(),
+            #[cfg(feature = "rccl")]
             GpuStream::Hip(stream) => stream.is_nobody_elses(),
         }
     }
 
     pub(crate) fn describe(&self) -> String {
-        let whose = if matches!(self, GpuStream::Cuda(_)) { "NVIDIA" } else { "AMD" };
+        let whose = match self {
+            #[cfg(feature = "cuda")]
+            GpuStream::Cuda(_) => "NVIDIA",
+            #[cfg(feature = "rccl")]
+            GpuStream::Hip(_) => "AMD",
+        };
         format!("{whose} GPU {}", self.gpu())
     }
 
     /// The number of its GPU.
     pub fn gpu(&self) -> usize {
         match self {
+            #[cfg(feature = "cuda")]
             GpuStream::Cuda(stream) => stream.context().ordinal(),
+            #[cfg(feature = "rccl")]
             GpuStream::Hip(stream) => stream.device(),
         }
     }
@@ -240,7 +269,7 @@ impl From<&Arc<CudaStream>> for GpuStream {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "rccl")]
 impl From<&hip::Stream> for GpuStream {
     fn from(stream: &hip::Stream) -> GpuStream {
         GpuStream::Hip(stream.clone())

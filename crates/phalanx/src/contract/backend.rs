@@ -2,7 +2,7 @@
 
 use super::hosts::HostTopology;
 use super::{BackendKind, Call, OperationId, StreamSyncOps, Transfer};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -44,19 +44,17 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     }
 
     /// Prepares a GPU stream for operations of this communicator. `false` if the backend does not enqueue on streams.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     fn adopt(&self, _stream: &GpuStream) -> Result<bool> {
         Ok(false)
     }
 
     /// The number of this rank's GPU in its process.
-    #[cfg(feature = "cuda")]
     fn gpu(&self) -> Option<usize> {
         None
     }
 
     /// Moves the communicator to a stream of its own, and answers it as the new default.
-    #[cfg(feature = "cuda")]
     fn make_portable(&self) -> Option<Result<Stream>> {
         None
     }

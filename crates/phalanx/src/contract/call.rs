@@ -1,7 +1,7 @@
 //! One rank's part in a collective.
 
 use super::Operation;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_gpu")]
 use crate::buffer::collective_config::RawCollectiveConfig;
 use crate::buffer::stream::Stream;
 use crate::types::dtype::DType;
@@ -62,20 +62,18 @@ pub(crate) struct Call<'a> {
     pub send: *const u8,
     pub recv: *mut u8,
     /// Which memory `send` and `recv` are in: [`Space::Host`] unless the backend is one for GPUs.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub spaces: [Space; 2],
     pub blocks: Blocks<'a>,
     /// The blocks of `recv`: the same, but for all_to_all_v, where `blocks` are those of `send`.
     pub recv_blocks: Blocks<'a>,
     /// The stream on which the operation is enqueued.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: RawStream,
     /// Where the factor of a pre-multiplied sum is: in `reduction` itself, or on the GPU at the address in `reduction`, which
     /// is read when the operation runs.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub factor_space: Space,
     /// Settings of this call.
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_gpu")]
     pub config: Option<&'a RawCollectiveConfig>,
 }
 
@@ -83,17 +81,17 @@ impl<'a> Call<'a> {
     /// A fingerprint of the call's settings; 0 without settings.
     #[inline(always)]
     pub fn config_tag(&self) -> u8 {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "_gpu")]
         return self.config.map_or(0, RawCollectiveConfig::tag);
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "_gpu"))]
         return 0;
     }
 
     /// Adds the settings of a stream.
     #[inline(always)]
-    pub fn configured(self, #[cfg_attr(not(feature = "cuda"), expect(unused))] stream: &'a Stream) -> Self {
+    pub fn configured(self, #[cfg_attr(not(feature = "_gpu"), expect(unused))] stream: &'a Stream) -> Self {
         Call {
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "_gpu")]
             config: stream.config(),
             ..self
         }
@@ -102,9 +100,9 @@ impl<'a> Call<'a> {
     /// Whether any buffer is in GPU memory.
     #[inline]
     pub fn is_on_gpu(&self) -> bool {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "_gpu")]
         return self.spaces.contains(&Space::Device);
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "_gpu"))]
         return false;
     }
 
@@ -128,9 +126,9 @@ impl<'a> Call<'a> {
             blocks: Blocks::Equal(0),
             recv_blocks: Blocks::Equal(0),
             stream: RawStream::NONE,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "_gpu")]
             factor_space: Space::Host,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "_gpu")]
             config: None,
         }
     }

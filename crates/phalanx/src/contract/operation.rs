@@ -84,7 +84,6 @@ impl Operation {
     }
 
     /// Whether it can be part of a group.
-    #[cfg(feature = "cuda")]
     pub fn is_queued_in_groups(self) -> bool {
         !self.is_empty_handed() && self != Operation::Alloc
     }

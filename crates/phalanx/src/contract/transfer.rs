@@ -30,10 +30,8 @@ pub(crate) struct Transfer {
     pub dtype: DType,
     /// Elements.
     pub count: usize,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub space: Space,
     /// The stream on which it is enqueued.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without GPUs all memory is the host's"))]
     pub stream: RawStream,
 }
 

@@ -456,7 +456,6 @@ impl Endpoint {
     }
 
     /// Whether a rank that left will miss the common shutdown: it said so, or its process has ended.
-    #[cfg(feature = "cuda")]
     pub fn is_alone(&self, rank: usize) -> bool {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_ALONE => true,
@@ -469,7 +468,6 @@ impl Endpoint {
     }
 
     /// Leaves without taking part in the common shutdown.
-    #[cfg(feature = "cuda")]
     pub fn depart_alone(&self) {
         if !self.is_copy() {
             self.own().life.state.store(LIFE_ALONE, Ordering::Release);

@@ -1,6 +1,5 @@
 //! The communicator in host memory that other backends use for set-up and control: small exchanges, split, grow.
 
-#[cfg(feature = "cuda")]
 use super::endpoint::Endpoint;
 use crate::contract::{Backend, BackendKind, Blocks, Call, Operation};
 use crate::types::dtype::DType;
@@ -11,15 +10,12 @@ use crate::types::error::Result;
 /// The host backend implements it. Backends hold it as `dyn HostChannel`, so none depends on another.
 pub(crate) trait HostChannel: Backend {
     /// The rank's end of the channel.
-    #[cfg(feature = "cuda")]
     fn endpoint(&self) -> &Endpoint;
 
     /// Gives up messages and collectives, and keeps the rank's end.
-    #[cfg(feature = "cuda")]
     fn into_endpoint(self: Box<Self>) -> Endpoint;
 
     /// A channel over another endpoint.
-    #[cfg(feature = "cuda")]
     fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel>;
 
     /// [`Backend::split`].
@@ -35,13 +31,11 @@ pub(crate) trait HostChannel: Backend {
     unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(Box<dyn HostChannel>, u64)>;
 
     /// Whether its ranks are threads of this process.
-    #[cfg(feature = "cuda")]
     fn is_of_threads(&self) -> bool {
         self.endpoint().world.is_of_threads()
     }
 
     /// The world rank of the communicator's rank 0.
-    #[cfg(feature = "cuda")]
     fn first_member(&self) -> usize {
         self.endpoint().members()[0]
     }

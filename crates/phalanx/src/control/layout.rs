@@ -14,7 +14,6 @@
 
 use super::flags::{Counter, Gate, NumberedWords, Park, StampedLine, StampedPair, StampedWord};
 use super::tunables::*;
-#[cfg(feature = "cuda")]
 use crate::os::sync::Ordering;
 use crate::os::sync::{AtomicU32, AtomicU64};
 use crate::os::{LINE, Mapping};
@@ -98,7 +97,6 @@ impl RankState {
 #[repr(C)]
 pub(crate) struct RankSet([AtomicU64; MAX_RANKS / 64]);
 
-#[cfg(feature = "cuda")]
 impl RankSet {
     /// False if it was there.
     pub fn add(&self, rank: usize) -> bool {

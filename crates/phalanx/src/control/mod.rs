@@ -1,7 +1,6 @@
 //! The control plane: what ranks exchange beside the data, whichever backend moves it. Liveness, announcements of calls, diagnosis,
 //! failure, shrink.
 
-#[cfg(feature = "cuda")]
 pub(crate) mod control_channel;
 pub(crate) mod diagnosis;
 pub(crate) mod endpoint;

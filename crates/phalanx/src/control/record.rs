@@ -139,7 +139,6 @@ impl RankState {
     }
 
     /// Takes back the announcement of `sequence`.
-    #[cfg(feature = "cuda")]
     pub fn withdraw(&self, sequence: u64) {
         self.records[sequence as usize % RECORDS].withdraw();
     }
@@ -150,7 +149,6 @@ impl RankState {
     }
 
     /// Whether this rank has announced its call number `sequence`, or a later one.
-    #[cfg(feature = "cuda")]
     pub fn has_come_to(&self, sequence: u64) -> bool {
         let has_come = |place: &NumberedWords| place.number() >= sequence;
         // A later call took the same place; or, of a rank of another host, its neighbour's (see `relay/`).

@@ -116,7 +116,6 @@ impl World {
     }
 
     /// Whether its ranks are threads of this process.
-    #[cfg(feature = "cuda")]
     pub fn is_of_threads(&self) -> bool {
         matches!(self.kind, Kind::Threads(_))
     }

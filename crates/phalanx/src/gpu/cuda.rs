@@ -1,9 +1,10 @@
 //! The CUDA driver, found before cudarc needs it: cudarc panics where there is none.
 
-use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::error::{Error, LibraryError, Result, UnsupportedError};
 use crate::types::memory::GpuId;
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 use phalanx_sys::{Library, cuda};
+use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// Loads the CUDA driver, under a name by which cudarc finds it too. It stays loaded.
@@ -42,4 +43,29 @@ pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
         Ok(GpuId(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8)))
     };
     (0..CudaContext::device_count()?).map(id).collect()
+}
+
+/// The error of a function of the driver.
+pub(crate) fn failed(function: &'static str, error: DriverError) -> LibraryError {
+    LibraryError {
+        library: "CUDA".into(),
+        function,
+        code: error.0 as i32,
+        text: describe(error),
+        context: None,
+        fatal: false,
+    }
+}
+
+fn describe(error: DriverError) -> String {
+    let text = |text: std::result::Result<&CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    format!("{}, {}", text(error.error_name()), text(error.error_string()))
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Error {
+        failed("the CUDA driver", error).into()
+    }
 }

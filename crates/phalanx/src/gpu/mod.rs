@@ -2,6 +2,8 @@
 
 pub(crate) mod backoff;
 pub(crate) mod copies;
+#[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "rccl")]
 pub mod hip;
 pub(crate) mod nccl;

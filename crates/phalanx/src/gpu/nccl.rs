@@ -51,7 +51,6 @@ impl Library {
 }
 
 /// The version of the library that is, or would be, loaded; `None` if there is none.
-#[cfg(feature = "jit")]
 pub(crate) fn loaded_version(flavour: Flavour) -> Option<u32> {
     load(flavour).ok().map(|library| library.version())
 }

@@ -16,21 +16,32 @@
 //! ```
 
 mod comm;
+#[cfg(feature = "nccl")]
 mod device_comm;
 mod estimate;
+#[cfg(feature = "nccl")]
 mod graph;
+#[cfg(feature = "nccl")]
+mod nccl_comm;
 mod one_sided;
+#[cfg(feature = "rccl")]
 pub mod rccl;
+#[cfg(feature = "rccl")]
 mod rccl_comm;
 mod scaled;
 mod surface;
 
+#[cfg(feature = "nccl")]
 pub use crate::backend::nccl::device_comm::KernelArgument;
 pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
+#[cfg(feature = "nccl")]
 pub use device_comm::{
     DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, Properties, Resource, ResourceHandle,
     Team, TeamKind,
 };
+#[cfg(feature = "nccl")]
 pub use graph::Graph;
+#[cfg(feature = "nccl")]
+pub use nccl_comm::{Nccl, encrypt_sockets, init_all, version};
 pub use one_sided::Signal;
-pub use surface::{MemoryStatistic, Nccl, Surface, encrypt_sockets, init_all, version};
+pub use surface::{MemoryStatistic, Surface};

@@ -29,7 +29,6 @@ fn run_last(status: Option<c_int>) -> bool {
 }
 
 /// For a handler: ends the process now, after the handlers that are left. Destructors of libraries do not run.
-#[cfg(feature = "cuda")]
 pub(crate) fn leave(status: c_int) -> ! {
     unsafe extern "C" {
         fn fflush(stream: *mut std::ffi::c_void) -> c_int;

@@ -17,7 +17,6 @@ pub(crate) use portable::*;
 
 mod exit;
 pub(crate) use exit::at_exit;
-#[cfg(feature = "cuda")]
 pub(crate) use exit::leave;
 
 mod poll;

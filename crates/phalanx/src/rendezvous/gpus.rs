@@ -4,7 +4,6 @@
 //! rank gets a GPU of its own, if possible the one with its number on the host.
 
 use crate::contract::hosts::HostTopology;
-#[cfg(any(feature = "cuda", test))]
 use crate::types::error::Result;
 use crate::types::error::{Error, UnsupportedError};
 use crate::types::memory::GpuId;
@@ -23,7 +22,6 @@ pub(crate) struct Visible {
 
 impl Visible {
     /// What this process sees, or of that only the one that this rank was told to use.
-    #[cfg(any(feature = "cuda", test))]
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is none with that number.
@@ -130,10 +128,8 @@ pub(crate) fn lacking(library: &str, reports: &[&GpuReport], topology: &HostTopo
     })
 }
 
-#[cfg(feature = "cuda")]
 pub(crate) use together::settle;
 
-#[cfg(feature = "cuda")]
 mod together {
     use super::*;
 

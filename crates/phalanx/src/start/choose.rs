@@ -1,16 +1,13 @@
 //! Chooses the backend of this process: what the user asks for, else what its GPUs and its launcher allow.
 
+use super::gpus::gpus_for;
 use crate::contract::BackendKind;
 use crate::rendezvous::environment::{
     Environment, Launcher, check_from_environment, cores_from_environment, stopped_timeout_from_environment,
     timeout_from_environment,
 };
 use crate::rendezvous::store;
-#[cfg(not(feature = "cuda"))]
-use crate::types::error::{Error, UnsupportedError};
 use crate::types::error::{Result, UsageError};
-#[cfg(feature = "cuda")]
-use phalanx_sys::nccl::Flavour;
 
 /// The backend and launcher that [`init`](crate::init) would use, and why: see [`choose`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,44 +173,4 @@ pub(super) fn decide(
             ),
         }),
     }
-}
-
-/// Which library of GPUs a backend is.
-#[cfg(feature = "cuda")]
-pub(super) fn flavour(backend: BackendKind) -> Flavour {
-    if backend == BackendKind::Rccl { Flavour::Rccl } else { Flavour::Nccl }
-}
-
-#[cfg(feature = "cuda")]
-pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
-    match backend {
-        BackendKind::Nvshmem => crate::backend::nvshmem::available(),
-        _ => crate::backend::nccl::available(flavour(backend), ranks),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(super) fn gpus_for(backend: BackendKind, _ranks: usize) -> Result<()> {
-    Err(Error::from(UnsupportedError {
-        what: format!("the backend {backend}"),
-        why: "phalanx was built without its feature `cuda`".into(),
-        remedy: "build it with the feature".into(),
-    }))
-}
-
-/// The GPUs that this process could use with a backend, or of them the one with this number.
-#[cfg(feature = "cuda")]
-pub(super) fn visible_gpus(
-    backend: BackendKind,
-    wanted: Option<usize>,
-) -> Result<crate::rendezvous::gpus::Visible> {
-    crate::backend::nccl::visible(flavour(backend), wanted)
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(super) fn visible_gpus(
-    backend: BackendKind,
-    _wanted: Option<usize>,
-) -> Result<crate::rendezvous::gpus::Visible> {
-    gpus_for(backend, 1).map(|()| unreachable!("an error"))
 }

@@ -5,6 +5,9 @@
 //! | `choose.rs` | which backend a process would use, and why |
 //! | `processes.rs` | `init` and `join`: communicators of processes |
 //! | `threads.rs` | `run`: communicators of threads |
+//! | `hosts.rs` | communicators of ranks on several hosts |
+//! | `mpi/`, `no_mpi.rs` | ranks that an MPI launcher started |
+//! | `gpus.rs` | the backends on GPUs, as far as they are built in |
 //! | `agreement.rs` | the ranks agree on one backend |
 //! | `job_store.rs` | where the job's store is, and joining it |
 //!
@@ -12,15 +15,22 @@
 
 mod agreement;
 mod choose;
+mod gpus;
+mod hosts;
 mod job_store;
+#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
+mod mpi;
+#[cfg(not(all(feature = "mpi", target_pointer_width = "64", target_endian = "little")))]
+#[path = "no_mpi.rs"]
+mod mpi;
 mod processes;
 mod threads;
 
 pub use choose::{Choice, choose, launched};
-#[cfg(feature = "cuda")]
-pub(crate) use processes::host_channel;
+#[cfg(feature = "_gpu")]
+pub(crate) use gpus::host_channel;
 pub(crate) use processes::{init, join_grown};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 pub(crate) use threads::gpu_ranks;
 pub(crate) use threads::run_threads;
 
@@ -43,7 +53,7 @@ pub(crate) struct Settings {
     pub check: bool,
     /// The listener of rank 0's `UniqueId`, if it has one.
     pub listener: Option<TcpListener>,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "_nccl")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }
 

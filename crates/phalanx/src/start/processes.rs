@@ -1,31 +1,22 @@
 //! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts the backend that they
 //! agree on; `join` enters a communicator that grows.
 
-#[cfg(feature = "cuda")]
-use super::choose::flavour;
-#[cfg(not(feature = "cuda"))]
-use super::choose::gpus_for;
-use super::choose::{Choice, visible_gpus};
+use super::choose::Choice;
+use super::gpus::{on_gpu, visible_gpus};
+use super::hosts::on_hosts;
+use super::mpi::{join_mpi, over_mpi};
 use super::threads::thread_ranks;
-use super::{NewComm, Settings, agreement, job_store, own_name};
+use super::{NewComm, Settings, agreement, own_name};
 use crate::backend::host::HostComm;
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-use crate::backend::mpi::{Launched, MpiComm};
-#[cfg(feature = "cuda")]
-use crate::backend::nccl::NcclComm;
 use crate::backend::solo::SoloComm;
 use crate::contract::hosts::HostTopology;
-use crate::contract::{Backend, BackendKind, Departure, grown_name};
+use crate::contract::{BackendKind, grown_name};
 use crate::control::endpoint::Endpoint;
-#[cfg(feature = "cuda")]
-use crate::control::host_channel::HostChannel;
 use crate::control::join as rendezvous;
 use crate::rendezvous::environment::{
     Environment, Launcher, Place, cores_from_environment, stopped_timeout_from_environment,
 };
-use crate::rendezvous::store;
 use crate::types::error::{Error, Result, UnsupportedError};
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +54,7 @@ pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
 }
 
 /// The communicator of processes that share a host's memory. They agree on a backend during the join, unless `agreed` is given.
-fn on_one_host(
+pub(super) fn on_one_host(
     agreed: Option<BackendKind>,
     launcher: &Launcher,
     environment: &Environment,
@@ -92,166 +83,21 @@ fn on_one_host(
     of_host(backend, host, place.job, settings)
 }
 
-/// The communicator of ranks that are in the memory of one host.
-fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
-    match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, settings),
-        BackendKind::Nvshmem => as_pe(host, name, settings),
-        _ => Ok(NewComm::new(Arc::new(host), name)),
-    }
-}
-
-/// The communicator of ranks that are on several hosts, as far as the launcher knows.
-fn on_hosts(
-    launcher: &Launcher,
+/// This rank's introduction.
+pub(super) fn introduction(
     environment: &Environment,
     settings: &Settings,
-    listener: Option<TcpListener>,
-) -> Result<NewComm> {
-    let (place, timeout) = (launcher.place(environment)?, settings.timeout);
-    let own = introduction(environment, settings)?;
-    let store = job_store::open_store(environment, &place, listener, timeout)?;
-    let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
-    let introductions = agreement::decode(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
-    let topology = agreement::topology(&introductions);
-    let backend = agreement::agree(&introductions, &topology, otherwise)?;
-    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
-    if backend == BackendKind::Mpi {
-        drop(store);
-        return join_mpi(Some(launcher), environment, settings);
-    }
-    if topology.num_hosts() == 1 {
-        // The launcher's nodes are parts of one host.
-        drop(store);
-        return on_one_host(Some(backend), launcher, environment, settings);
-    }
-    check_for_hosts(backend, &topology)?;
-    across_hosts(backend, store, topology, place, settings)
-}
-
-/// This rank's introduction.
-fn introduction(environment: &Environment, settings: &Settings) -> Result<agreement::Introduction> {
+) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
     Ok(agreement::Introduction::own(wanted, settings.gpu, visible_gpus))
 }
 
-/// An error if a backend cannot span several hosts. The same on all ranks.
-fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
+/// The communicator of ranks that are in the memory of one host.
+fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
     match backend {
-        BackendKind::Host => crate::os::check_process_ranks().and_then(|()| topology.check_one_host()),
-        BackendKind::Nvshmem => Err(Error::from(UnsupportedError {
-            what: format!("the backend nvshmem on several hosts ({topology})"),
-            why: "its ranks meet in the memory of one".into(),
-            remedy: "use NCCL (PHALANX_BACKEND=nccl), or start all ranks on one host".into(),
-        })),
-        _ => Ok(()),
+        BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem => on_gpu(backend, host, name, settings),
+        _ => Ok(NewComm::new(Arc::new(host), name)),
     }
-}
-
-/// The communicator of ranks with GPUs on several hosts, which have joined a store.
-fn across_hosts(
-    backend: BackendKind,
-    store: store::Store,
-    topology: HostTopology,
-    place: Place,
-    settings: &Settings,
-) -> Result<NewComm> {
-    let control = HostComm::new(Endpoint::over(store, place.rank, topology, settings.timeout)?);
-    on_gpu(backend, control, place.job, settings)
-}
-
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-fn join_mpi(launcher: Option<&Launcher>, environment: &Environment, settings: &Settings) -> Result<NewComm> {
-    let place = launcher.and_then(|launcher| launcher.place(environment).ok());
-    let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
-    Ok(NewComm::new(Arc::new(mpi_world(launcher, settings)?), name))
-}
-
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm> {
-    let launched = Launched {
-        launcher: launcher.map_or("nobody", |launcher| launcher.name),
-        rank: launcher.map_or(0, |launcher| launcher.rank),
-        world_size: launcher.and_then(|launcher| launcher.world_size),
-    };
-    MpiComm::world(&launched, settings.timeout, settings.check)
-}
-
-/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL they then join a store whose
-/// connections MPI carries.
-#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<NewComm> {
-    let own = introduction(environment, settings)?;
-    let world = mpi_world(Some(launcher), settings)?;
-    let introductions = agreement::decode(&world.tell_bytes(&own.to_bytes())?)?;
-    let topology = agreement::topology(&introductions);
-    let backend = agreement::agree(&introductions, &topology, BackendKind::Mpi)?;
-    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
-    let launcher = launcher.with_world_size(world.world_size());
-    if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
-        world.depart(Departure::Left);
-        return on_one_host(Some(backend), &launcher, environment, settings);
-    }
-    check_for_hosts(backend, &topology)?;
-    let place = launcher.place(environment);
-    // A launcher may call the job something else on each host.
-    let job = place.as_ref().map_or("MPI_COMM_WORLD", |place| &place.job);
-    let job = String::from_utf8_lossy(&world.tell_bytes(job.as_bytes())?[0]).into_owned();
-    if backend == BackendKind::Mpi {
-        return Ok(NewComm::new(Arc::new(world), job));
-    }
-    let place = Place { job, ..place? };
-    let store = job_store::open_store_over_mpi(world, environment, &place, &topology, settings.timeout)?;
-    across_hosts(backend, store, topology, place, settings)
-}
-
-#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
-fn over_mpi(launcher: &Launcher, environment: &Environment, settings: &Settings) -> Result<NewComm> {
-    join_mpi(Some(launcher), environment, settings)
-}
-
-#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
-fn join_mpi(_: Option<&Launcher>, _: &Environment, _: &Settings) -> Result<NewComm> {
-    Err(Error::from(UnsupportedError {
-        what: "the backend mpi".into(),
-        why: "it is written for 64-bit little-endian machines".into(),
-        remedy: "use the host backend, with `phalanx launch`".into(),
-    }))
-}
-
-/// The communicator on GPUs of the ranks of a host communicator. Collective.
-#[cfg(feature = "cuda")]
-pub(super) fn on_gpu(
-    backend: BackendKind,
-    host: HostComm,
-    name: String,
-    settings: &Settings,
-) -> Result<NewComm> {
-    let comm = NcclComm::join(Box::new(host), flavour(backend), settings.gpu, settings.nccl.clone())?;
-    Ok(NewComm::new(Arc::new(comm), name))
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(super) fn on_gpu(
-    backend: BackendKind,
-    host: HostComm,
-    _name: String,
-    _settings: &Settings,
-) -> Result<NewComm> {
-    gpus_for(backend, host.world_size())?;
-    unreachable!("the error above")
-}
-
-/// The communicator of the ranks of a host communicator as PEs of NVSHMEM. Collective.
-#[cfg(feature = "cuda")]
-fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
-    let comm = crate::backend::nvshmem::NvshmemComm::join(Box::new(host), settings.gpu, &name)?;
-    Ok(NewComm::new(Arc::new(comm), name))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn as_pe(host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
-    on_gpu(BackendKind::Nvshmem, host, name, settings)
 }
 
 /// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all ranks.
@@ -312,24 +158,4 @@ fn backend_of_members(payload: &[u8], environment: &Environment, settings: &Sett
             remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
         })),
     }
-}
-
-/// A new channel in host memory between the ranks of a communicator, where its backend has one. Collective.
-///
-/// # Safety
-/// As for [`Backend::split`].
-#[cfg(feature = "cuda")]
-pub(crate) unsafe fn host_channel(backend: &dyn Backend) -> Result<Option<Box<dyn HostChannel>>> {
-    use crate::backend::nvshmem::NvshmemComm;
-    if let Some(nccl) = NcclComm::of(backend) {
-        // SAFETY: the caller's contract.
-        return unsafe { nccl.host_channel() }.map(Some);
-    }
-    if let Some(nvshmem) = NvshmemComm::of(backend) {
-        // SAFETY: the caller's contract.
-        return unsafe { nvshmem.host_channel() }.map(Some);
-    }
-    let Some(host) = (backend as &dyn std::any::Any).downcast_ref::<HostComm>() else { return Ok(None) };
-    // SAFETY: the caller's contract.
-    unsafe { host.part(Some(0), backend.rank() as i64) }
 }

@@ -1,19 +1,19 @@
 //! Communicators of threads: `run` starts a thread for each rank; one thread can also drive several GPUs.
 
 use super::choose::{Ranks, decide};
-use super::processes::on_gpu;
+use super::gpus::on_gpu;
 use super::{NewComm, Settings, check_world_size, own_name};
 use crate::backend::host::HostComm;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
 use crate::backend::solo::SoloComm;
 use crate::contract::{Backend, BackendKind};
 use crate::control::endpoint::{Endpoint, NewChannel};
 use crate::control::world::World;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 use crate::rendezvous::environment::{check_from_environment, timeout_from_environment};
 use crate::types::error::{Error, Result, UnsupportedError};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 use phalanx_sys::nccl::Flavour;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub(crate) fn run_threads<R: Send>(
 }
 
 /// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "_nccl")]
 pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>> {
     check_world_size(gpus.len())?;
     crate::backend::nccl::available(flavour, 1)?;

@@ -89,6 +89,17 @@ pub struct UnsupportedError {
     pub remedy: String,
 }
 
+impl UnsupportedError {
+    /// The error of what a feature of this crate would bring.
+    pub(crate) fn left_out(what: impl Into<String>, feature: &str) -> Error {
+        Error::from(UnsupportedError {
+            what: what.into(),
+            why: format!("phalanx was built without its feature `{feature}`"),
+            remedy: format!("build it with `--features {feature}`"),
+        })
+    }
+}
+
 impl Error {
     /// Whether the communicator has failed for good: every later call gives the same answer.
     ///
@@ -452,6 +463,12 @@ pub struct LibraryError {
 }
 
 impl LibraryError {
+    /// This error, as one that fails the communicator.
+    pub(crate) fn fatal(mut self) -> Error {
+        self.fatal = true;
+        self.into()
+    }
+
     fn place(&self) -> String {
         match &self.context {
             Some((rank, operation, sequence)) => {

@@ -22,7 +22,6 @@ impl Span {
         Span { start, space: Space::Host }
     }
 
-    #[cfg(feature = "cuda")]
     pub fn device(address: u64) -> Span {
         Span { start: address as *mut u8, space: Space::Device }
     }

@@ -227,17 +227,14 @@ impl HostComm {
 }
 
 impl HostChannel for HostComm {
-    #[cfg(feature = "cuda")]
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    #[cfg(feature = "cuda")]
     fn into_endpoint(self: Box<Self>) -> Endpoint {
         self.endpoint
     }
 
-    #[cfg(feature = "cuda")]
     fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel> {
         Box::new(HostComm::new(endpoint))
     }

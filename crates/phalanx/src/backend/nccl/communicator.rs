@@ -6,6 +6,7 @@
 use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
 use super::device::Device;
+#[cfg(feature = "nccl")]
 use super::graphs::Graphs;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
@@ -62,6 +63,7 @@ pub(crate) struct Communicator {
     /// This rank has left, or is about to.
     pub(crate) is_departing: AtomicBool,
     /// CUDA graphs of its operations.
+    #[cfg(feature = "nccl")]
     pub(crate) graphs: Graphs,
     /// This rank aborts while others may finalize.
     pub(crate) is_alone: AtomicBool,
@@ -180,6 +182,7 @@ impl Communicator {
             all_leave: AtomicBool::new(false),
             is_departing: AtomicBool::new(false),
             is_alone: AtomicBool::new(false),
+            #[cfg(feature = "nccl")]
             graphs: Graphs::default(),
             is_one_sided: AtomicBool::new(false),
             left_to_peers: Mutex::default(),

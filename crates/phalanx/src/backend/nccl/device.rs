@@ -1,16 +1,23 @@
 //! [`Device`]: a GPU, through CUDA or HIP ([`Runtime`]): streams, events and memory beside the library's calls.
 
 use super::library_lock::LibraryLock;
-use super::runtime::{Cuda, Hip, Runtime};
+#[cfg(feature = "nccl")]
+use super::runtime::Cuda;
+#[cfg(feature = "rccl")]
+use super::runtime::Hip;
+use super::runtime::Runtime;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::{GpuId, RawStream};
+#[cfg(feature = "nccl")]
 use cudarc::driver::CudaContext;
 use phalanx_sys::nccl::Flavour;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+#[cfg(feature = "nccl")]
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// A GPU. Opened once for the process, and never closed.
@@ -23,17 +30,31 @@ pub(crate) struct Device {
 /// How many GPUs this process sees; an error if there is no driver.
 pub(crate) fn count(flavour: Flavour) -> Result<usize> {
     match flavour {
+        #[cfg(feature = "nccl")]
         Flavour::Nccl => Cuda::count(),
+        #[cfg(feature = "rccl")]
         Flavour::Rccl => crate::gpu::hip::device_count(),
+        #[cfg(not(all(feature = "nccl", feature = "rccl")))]
+        _ => Err(left_out(flavour)),
     }
 }
 
 /// Identities of the GPUs that this process sees.
 pub(crate) fn ids(flavour: Flavour) -> Result<Vec<GpuId>> {
     match flavour {
+        #[cfg(feature = "nccl")]
         Flavour::Nccl => crate::gpu::cuda::gpu_ids(),
+        #[cfg(feature = "rccl")]
         Flavour::Rccl => crate::gpu::hip::gpu_ids(),
+        #[cfg(not(all(feature = "nccl", feature = "rccl")))]
+        _ => Err(left_out(flavour)),
     }
+}
+
+#[cfg(not(all(feature = "nccl", feature = "rccl")))]
+fn left_out(flavour: Flavour) -> Error {
+    let feature = if flavour == Flavour::Rccl { "rccl" } else { "nccl" };
+    UnsupportedError::left_out(flavour.search().name, feature)
 }
 
 /// The variables that hide GPUs from a process.
@@ -76,8 +97,12 @@ impl Device {
             return Ok(*device);
         }
         let runtime: Box<dyn Runtime> = match flavour {
+            #[cfg(feature = "nccl")]
             Flavour::Nccl => Box::new(Cuda::open(ordinal)?),
+            #[cfg(feature = "rccl")]
             Flavour::Rccl => Box::new(Hip::open(ordinal)?),
+            #[cfg(not(all(feature = "nccl", feature = "rccl")))]
+            _ => return Err(left_out(flavour)),
         };
         let device = Device { runtime: Box::leak(runtime), library_lock: Box::leak(Box::default()) };
         opened.insert(number, device);
@@ -90,6 +115,7 @@ impl Device {
     }
 
     /// cudarc's context, if it is an NVIDIA GPU.
+    #[cfg(feature = "nccl")]
     pub fn cuda(&self) -> Option<&'static Arc<CudaContext>> {
         self.runtime.cuda()
     }

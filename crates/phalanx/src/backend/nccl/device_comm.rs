@@ -4,6 +4,7 @@ use super::communicator::{Communicator, ENDING};
 use crate::buffer::stream::GpuStream;
 use crate::os::sync::lock;
 use crate::types::error::Result;
+#[cfg(feature = "nccl")]
 use cudarc::driver::DeviceRepr;
 use std::ffi::c_void;
 use std::fmt;
@@ -41,6 +42,7 @@ pub struct KernelArgument(pub(crate) Words);
 
 // SAFETY: the driver copies as many bytes as the kernel's parameter has, which is `ncclDevComm` of the library's header, and there are
 // no fewer here; to the kernel, they are what the library wrote.
+#[cfg(feature = "nccl")]
 unsafe impl DeviceRepr for KernelArgument {}
 
 impl fmt::Debug for KernelArgument {

@@ -2,7 +2,7 @@
 
 use crate::control::control_channel::AnnouncedCall;
 pub(crate) use crate::gpu::nccl::{Library, load};
-use crate::types::error::{Error, LibraryError, Result};
+use crate::types::error::{LibraryError, Result};
 use phalanx_sys::nccl::{Flavour, ncclComm_t, ncclResult_t, version_code};
 use std::ffi::CStr;
 
@@ -109,10 +109,5 @@ impl LibraryError {
         let (operation, sequence) = announced.describe();
         self.context = Some((rank, operation, sequence));
         self
-    }
-
-    pub(crate) fn fatal(mut self) -> Error {
-        self.fatal = true;
-        self.into()
     }
 }

@@ -35,6 +35,7 @@ pub(crate) mod communicator;
 pub(crate) mod config;
 pub(crate) mod device;
 pub(crate) mod device_comm;
+#[cfg(feature = "nccl")]
 pub(crate) mod graphs;
 pub(crate) mod group;
 pub(crate) mod init;
@@ -55,6 +56,7 @@ pub(crate) mod watchdog;
 pub(crate) use checks::check_on_device;
 pub use collective_config::CollectiveConfig;
 pub use config::Config;
+#[cfg(feature = "nccl")]
 pub(crate) use graphs::HeldGraph;
 pub(crate) use join::{available, visible};
 pub use memory::{Buffer, GpuSlice, Registration};
@@ -66,6 +68,7 @@ use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
 use crate::types::error::{Result, UsageError};
 use communicator::Communicator;
+#[cfg(feature = "nccl")]
 use cudarc::driver::CudaGraph;
 use messages::Messages;
 use std::sync::{Arc, Mutex};
@@ -172,11 +175,13 @@ impl NcclComm {
     }
 
     /// Takes a CUDA graph of operations that were captured on this communicator.
+    #[cfg(feature = "nccl")]
     pub fn hold(&self, graph: CudaGraph) -> Arc<HeldGraph> {
         self.communicator.hold(graph)
     }
 
     /// Launches a CUDA graph of operations that were captured on this communicator.
+    #[cfg(feature = "nccl")]
     pub fn launch<'a, 'env: 'a>(
         &self,
         graph: &HeldGraph,

@@ -50,6 +50,7 @@ impl Communicator {
         if self.control_channel.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
         }
+        #[cfg(feature = "nccl")]
         self.destroy_graphs();
         let (handle, library_lock) = (Raw(self.handle()), self.device.library_lock);
         let (ended, queued, revoking) = (self.ended.clone(), self.queued.clone(), self.revoking.clone());

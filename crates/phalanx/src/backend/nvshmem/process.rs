@@ -200,7 +200,7 @@ impl NvshmemProcess {
 
     /// Keeps a stream alive on which work will be enqueued.
     pub fn adopt(&self, stream: &GpuStream) -> Result<()> {
-        let of_device = matches!(stream, GpuStream::Cuda(stream) if self.device.check(stream).is_ok());
+        let of_device = stream.cuda().is_some_and(|stream| self.device.check(stream).is_ok());
         if !of_device {
             return Err(UsageError::Memory {
                 memory: format!("a stream of {}", stream.describe()),

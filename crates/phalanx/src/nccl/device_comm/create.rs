@@ -7,7 +7,7 @@ use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::device_comm::{Held, KernelArgument, MOST, Words};
 use crate::backend::nccl::memory::Handle;
 use crate::contract::{Call, Operation};
-use crate::nccl::surface::Nccl;
+use crate::nccl::Nccl;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use phalanx_sys::nccl::{
     dev_comm_size, ncclDevCommRequirements_t, ncclDevResourceRequirements_t, ncclLLA2AHandle_t,

@@ -5,7 +5,7 @@ use super::teams::Team;
 use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::memory::Buffer;
 use crate::contract::Shape;
-use crate::nccl::surface::Nccl;
+use crate::nccl::Nccl;
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use phalanx_sys::nccl::{ncclMultimemHandle_t, ncclResult_t, ncclWindow_t};

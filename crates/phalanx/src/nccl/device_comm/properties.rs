@@ -1,6 +1,6 @@
 //! What a communicator of the loaded release can do.
 
-use crate::nccl::surface::Nccl;
+use crate::nccl::Nccl;
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{gin_connection, gin_type, ncclCommProperties_t, version_code};
 use std::ffi::c_int;

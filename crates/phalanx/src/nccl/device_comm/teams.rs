@@ -1,7 +1,7 @@
 //! Teams of a communicator's ranks, and the numbers of ranks in them.
 
 use crate::contract::Shape;
-use crate::nccl::surface::Nccl;
+use crate::nccl::Nccl;
 use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::{cft_team, ncclComm_t, ncclResult_t, ncclTeam_t};
 use std::ffi::c_int;

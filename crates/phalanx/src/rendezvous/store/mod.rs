@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `protocol/` | messages and their bytes |
 //! | `session.rs` | token, keys, authenticated frames |
-//! | `cipher.rs` | optional encryption |
+//! | `cipher.rs`, `no_cipher.rs` | optional encryption |
 //! | `stall.rs` | pauses of this process |
 //! | `namespace/` | values, exchanges and members, without sockets and clocks |
 //! | `server/` | the server: one thread |
@@ -22,6 +22,10 @@
 //!
 //! Threat model: `docs/security.md`.
 
+#[cfg(feature = "multi-host")]
+pub mod cipher;
+#[cfg(not(feature = "multi-host"))]
+#[path = "no_cipher.rs"]
 pub mod cipher;
 pub mod client;
 mod namespace;

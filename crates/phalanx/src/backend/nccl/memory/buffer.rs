@@ -2,14 +2,18 @@
 
 use super::lend::readers;
 use super::registration::{ALIGNMENT, Handle, Registration, allocate, open_window, register};
-use super::slice::{GpuSlice, gather_users};
+use super::slice::GpuSlice;
+#[cfg(feature = "nccl")]
+use super::slice::gather_users;
 use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::config::needs;
 use crate::buffer::stream::GpuStream;
 use crate::contract::Operation;
+#[cfg(feature = "rccl")]
 use crate::gpu::hip;
 use crate::types::dtype::Element;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+#[cfg(feature = "nccl")]
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use phalanx_sys::nccl::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_STRICT_ORDERING, ncclWindow_t, version_code};
 use std::fmt;
@@ -27,7 +31,11 @@ use std::sync::{Arc, Mutex};
 /// memory is leaked, with a line in the log. It may outlive its communicator. A window that is dropped after the communicator's first
 /// one-sided operation stays, with its memory, until the communicator ends: peers may still [put](crate::nccl::Surface::put_signal)
 /// something there.
-pub struct Buffer<T: Element, S: GpuSlice<T> = CudaSlice<T>> {
+pub struct Buffer<
+    T: Element,
+    #[cfg(feature = "nccl")] S: GpuSlice<T> = CudaSlice<T>,
+    #[cfg(not(feature = "nccl"))] S: GpuSlice<T>,
+> {
     pub(super) communicator: Arc<Communicator>,
     pub(super) slice: ManuallyDrop<S>,
     pub(super) start: *mut u8,
@@ -218,6 +226,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     }
 }
 
+#[cfg(feature = "nccl")]
 impl<T: Element> Buffer<T> {
     /// Its window (`ncclWindow_t`), for kernels that take it by value: `value(&window)`, beside the buffer itself as one that is read or written, which
     /// puts the kernel in order with its other users on this rank. Valid as long as the buffer and its communicator live.
@@ -269,6 +278,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
+#[cfg(feature = "rccl")]
 impl<T: Element> Buffer<T, hip::Slice<T>> {
     /// For HIP's copies and kernels, reading.
     pub fn view(&self) -> hip::View<'_, T> {

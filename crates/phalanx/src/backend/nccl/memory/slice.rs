@@ -1,11 +1,14 @@
 //! Slices of CUDA and HIP over memory that the library owns.
 
 use crate::buffer::Target;
+#[cfg(feature = "nccl")]
 use crate::buffer::cuda;
 use crate::buffer::stream::GpuStream;
+#[cfg(feature = "rccl")]
 use crate::gpu::hip;
 use crate::types::dtype::Element;
 use crate::types::error::Result;
+#[cfg(feature = "nccl")]
 use cudarc::driver::{CudaSlice, DriverError};
 
 /// The runtime's slice over memory that is not its own to free.
@@ -25,15 +28,16 @@ pub trait GpuSlice<T: Element>: Target<Elem = T> + Sized {
     fn forget(self);
 }
 
+#[cfg(feature = "nccl")]
 impl<T: Element> GpuSlice<T> for CudaSlice<T> {
     unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self {
-        let GpuStream::Cuda(stream) = stream else { unreachable!("a stream of NCCL is one of CUDA") };
+        let stream = stream.cuda().expect("a stream of NCCL is one of CUDA");
         // SAFETY: the caller's contract.
         unsafe { stream.upgrade_device_ptr(start as u64, len) }
     }
 
     fn is_on(&self, stream: &GpuStream) -> bool {
-        matches!(stream, GpuStream::Cuda(stream) if stream.cu_stream() == self.stream().cu_stream())
+        stream.cuda().is_some_and(|stream| stream.cu_stream() == self.stream().cu_stream())
     }
 
     fn gather_users(&mut self, readers: &[GpuStream]) -> Result<GpuStream> {
@@ -46,15 +50,16 @@ impl<T: Element> GpuSlice<T> for CudaSlice<T> {
     }
 }
 
+#[cfg(feature = "rccl")]
 impl<T: Element> GpuSlice<T> for hip::Slice<T> {
     unsafe fn over(stream: &GpuStream, start: *mut u8, len: usize) -> Self {
-        let GpuStream::Hip(stream) = stream else { unreachable!("a stream of RCCL is one of HIP") };
+        let stream = stream.hip().expect("a stream of RCCL is one of HIP");
         // SAFETY: the caller's contract; the buffer waits for the users before it frees the memory.
         unsafe { hip::Slice::from_raw(start.cast(), len, stream) }
     }
 
     fn is_on(&self, stream: &GpuStream) -> bool {
-        matches!(stream, GpuStream::Hip(stream) if stream.as_raw() == self.stream().as_raw())
+        stream.hip().is_some_and(|stream| stream.as_raw() == self.stream().as_raw())
     }
 
     /// It knows its readers.
@@ -66,6 +71,7 @@ impl<T: Element> GpuSlice<T> for hip::Slice<T> {
     fn forget(self) {}
 }
 
+#[cfg(feature = "nccl")]
 pub(super) fn gather_users<T>(
     slice: &mut CudaSlice<T>,
     readers: &[GpuStream],

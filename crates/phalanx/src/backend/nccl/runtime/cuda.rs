@@ -4,11 +4,12 @@ use super::{Answer, Runtime};
 use crate::backend::nccl::device::Place;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::cuda::driver;
-use crate::types::error::{Error, LibraryError, Result};
+use crate::gpu::cuda::failed;
+use crate::types::error::{LibraryError, Result};
 use crate::types::memory::RawStream;
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use cudarc::driver::{CudaContext, DriverError};
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 
 /// An NVIDIA GPU, and its primary context.
@@ -72,7 +73,7 @@ impl Runtime for Cuda {
     }
 
     fn has(&self, stream: &GpuStream) -> bool {
-        matches!(stream, GpuStream::Cuda(stream) if stream.context().cu_ctx() == self.0.cu_ctx())
+        stream.cuda().is_some_and(|stream| stream.context().cu_ctx() == self.0.cu_ctx())
     }
 
     fn is_of_pool(&self, address: usize) -> bool {
@@ -183,29 +184,5 @@ fn check(function: &'static str, result: CUresult) -> Answer {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         error => Err(failed(function, DriverError(error))),
-    }
-}
-
-fn failed(function: &'static str, error: DriverError) -> LibraryError {
-    LibraryError {
-        library: "CUDA".into(),
-        function,
-        code: error.0 as i32,
-        text: describe(error),
-        context: None,
-        fatal: false,
-    }
-}
-
-fn describe(error: DriverError) -> String {
-    let text = |text: std::result::Result<&CStr, DriverError>| {
-        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    format!("{}, {}", text(error.error_name()), text(error.error_string()))
-}
-
-impl From<DriverError> for Error {
-    fn from(error: DriverError) -> Error {
-        failed("the CUDA driver", error).into()
     }
 }

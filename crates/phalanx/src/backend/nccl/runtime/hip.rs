@@ -55,7 +55,7 @@ impl Runtime for Hip {
     }
 
     fn has(&self, stream: &GpuStream) -> bool {
-        matches!(stream, GpuStream::Hip(stream) if stream.device() == self.ordinal())
+        stream.hip().is_some_and(|stream| stream.device() == self.ordinal())
     }
 
     unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool> {

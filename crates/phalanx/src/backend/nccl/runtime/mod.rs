@@ -2,18 +2,24 @@
 //!
 //! Operations on device memory call the library alone. The runtime serves host memory, waits and set-up.
 
+#[cfg(feature = "nccl")]
 mod cuda;
+#[cfg(feature = "rccl")]
 mod hip;
 
+#[cfg(feature = "nccl")]
 pub(crate) use cuda::Cuda;
+#[cfg(feature = "rccl")]
 pub(crate) use hip::Hip;
 
 use crate::backend::nccl::device::Place;
 use crate::buffer::stream::GpuStream;
 use crate::types::error::{LibraryError, Result};
 use crate::types::memory::RawStream;
+#[cfg(feature = "nccl")]
 use cudarc::driver::CudaContext;
 use std::ffi::c_void;
+#[cfg(feature = "nccl")]
 use std::sync::Arc;
 
 /// An answer of the runtime.
@@ -26,6 +32,7 @@ pub(crate) type Answer<T = ()> = std::result::Result<T, LibraryError>;
 /// complete; what is freed or destroyed was made by the same object, and goes once.
 pub(crate) trait Runtime: Send + Sync {
     fn ordinal(&self) -> usize;
+    #[cfg(feature = "nccl")]
     fn cuda(&self) -> Option<&Arc<CudaContext>> {
         None
     }
