@@ -69,6 +69,20 @@
 //! A page costs memory from its first use until all ranks have dropped the communicator. A message that arrives before its
 //! receive, while another one is received, is kept on the heap until then.
 //!
+//! # Features
+//! All are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `nccl` | the backend on NVIDIA's NCCL; implies `cuda` |
+//! | `rccl` | the backend on AMD's RCCL, with HIP's memory and streams; nothing of CUDA |
+//! | `nvshmem` | the backend on NVSHMEM, and memory that other ranks put to and get from; implies `cuda` |
+//! | `mpi` | the backend on an MPI library |
+//! | `cuda` | buffers and streams of cudarc; also for MPI that takes CUDA memory |
+//! | `jit` | kernels compiled at run time; implies `cuda`, and needs its version 12.4 or later |
+//! | `multi-host` | ranks on several hosts: the job's store over TCP, with TLS |
+//! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
+//!
 //! # Platforms
 //! Linux has everything. On other systems ranks are threads, and process ranks answer [`Error::Unsupported`]. That part is tested on
 //! Linux and under Wine, and compiled for macOS; it has never run on Windows or macOS themselves.
