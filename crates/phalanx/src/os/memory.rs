@@ -1,10 +1,11 @@
-//! Available memory of this process. Linux overcommits: it hands out pages that it does not have, and kills the process that uses them.
+//! Available memory of this process. Linux overcommits: it hands out pages that it does not have, and kills
+//! the process that uses them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that can be had: what the host has available, or what the control groups of this process leave it, if that is less; and the
-/// same of what can be swapped. Unknown where the kernel does not say.
+/// Bytes that can be had: what the host has available, or what the control groups of this process leave it,
+/// if that is less; and the same of what can be swapped. Unknown where the kernel does not say.
 pub(crate) fn available() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -33,7 +34,8 @@ struct Group {
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
-    /// Of the usage, what the kernel gives back when it is needed: the page cache, used lately or not, and what can be made anew.
+    /// Of the usage, what the kernel gives back when it is needed: the page cache, used lately or not, and
+    /// what can be made anew.
     idle: &'static [&'static str],
     /// Limit and usage of swap, where they are told apart from those of memory.
     swap: Option<[&'static str; 2]>,

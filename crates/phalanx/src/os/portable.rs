@@ -42,8 +42,9 @@ pub(crate) fn boot_id() -> String {
     std::process::id().to_string()
 }
 
-/// Zeroed memory that starts where a page does, freed on drop. Not backed by memory until touched, as far as the system's
-/// allocator can do that: it is asked for a page more and no alignment, since it would zero by itself what it has to align.
+/// Zeroed memory that starts where a page does, freed on drop. Not backed by memory until touched, as far as
+/// the system's allocator can do that: it is asked for a page more and no alignment, since it would zero by
+/// itself what it has to align.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,

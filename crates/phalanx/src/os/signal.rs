@@ -25,8 +25,8 @@ mod unix {
             }
         }
 
-        /// From now on these come, one for each time that the signal does, or for several at once. It is taken from the rest of the
-        /// program.
+        /// From now on these come, one for each time that the signal does, or for several at once. It is
+        /// taken from the rest of the program.
         pub fn occurrences(self) -> io::Result<impl Iterator<Item = ()> + Send + 'static> {
             let mut signals = Signals::new([self.0])?;
             Ok(std::iter::from_fn(move || signals.forever().next().map(drop)))

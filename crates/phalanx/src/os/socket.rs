@@ -1,4 +1,5 @@
-//! The byte stream under a connection of the store: TCP, or a socket pair inside this process for a `transport/`.
+//! The byte stream under a connection of the store: TCP, or a socket pair inside this process for a
+//! `transport/`.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

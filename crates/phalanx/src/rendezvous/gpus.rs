@@ -1,7 +1,8 @@
 //! Assigns a GPU to each rank.
 //!
-//! The ranks of a host exchange the ids of the GPUs they see: a launcher may show each process all of them, in any order, or only one. Each
-//! rank gets a GPU of its own, if possible the one with its number on the host.
+//! The ranks of a host exchange the ids of the GPUs they see: a launcher may show each process all of them,
+//! in any order, or only one. Each rank gets a GPU of its own, if possible the one with its number on the
+//! host.
 
 use crate::contract::hosts::HostTopology;
 use crate::types::error::Result;
@@ -133,8 +134,8 @@ pub(crate) use together::settle;
 mod together {
     use super::*;
 
-    /// The number of this rank's GPU. `exchange` gathers the reports of all ranks. Collective; an error is the same on
-    /// all ranks, but for its own on one that cannot say which GPUs it sees.
+    /// The number of this rank's GPU. `exchange` gathers the reports of all ranks. Collective; an error is
+    /// the same on all ranks, but for its own on one that cannot say which GPUs it sees.
     pub(crate) fn settle(
         library: &str,
         own: Result<Visible>,

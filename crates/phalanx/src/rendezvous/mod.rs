@@ -1,4 +1,5 @@
-//! How the ranks of a job find each other: launchers' variables, unique ids, the store, and which host and GPUs each has.
+//! How the ranks of a job find each other: launchers' variables, unique ids, the store, and which host and
+//! GPUs each has.
 
 pub(crate) mod environment;
 pub(crate) mod gpus;

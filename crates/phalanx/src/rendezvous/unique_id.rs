@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Mutex;
 
-/// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an `ncclUniqueId`.
+/// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an
+/// `ncclUniqueId`.
 ///
-/// Any channel will do: a broadcast of MPI, a file, a queue. [`Builder::unique_id`](crate::Builder::unique_id) takes the id. An id is
-/// for one communicator.
+/// Any channel will do: a broadcast of MPI, a file, a queue.
+/// [`Builder::unique_id`](crate::Builder::unique_id) takes the id. An id is for one communicator.
 ///
 /// The bytes are a secret: any process that has them can join as a rank.
 ///
@@ -66,13 +67,14 @@ impl UniqueId {
 
     /// Creates an id for ranks of several hosts, in the process of rank 0, and listens at once.
     ///
-    /// `address` is `host` or `host:port` of this host, as the other ranks reach it; without a port a free one is taken. Connections that
-    /// come before rank 0's communicator is made wait. The port is open until that communicator has ended, could not be made, or needs no
-    /// port; if rank 0 never uses the id, as long as the process lives.
+    /// `address` is `host` or `host:port` of this host, as the other ranks reach it; without a port a free
+    /// one is taken. Connections that come before rank 0's communicator is made wait. The port is open until
+    /// that communicator has ended, could not be made, or needs no port; if rank 0 never uses the id, as long
+    /// as the process lives.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could reach;
-    /// [`UsageError::Setting`] if it is too long for the id.
+    /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could
+    /// reach; [`UsageError::Setting`] if it is too long for the id.
     pub fn listen(address: &str) -> Result<UniqueId> {
         let (host, port) = split(address);
         let wanted = format!("{host}:{port}");
@@ -132,8 +134,8 @@ impl UniqueId {
     }
 }
 
-/// The listener of an id that this process created. It is handed out once, since an id is for one communicator, and is closed with that
-/// communicator.
+/// The listener of an id that this process created. It is handed out once, since an id is for one
+/// communicator, and is closed with that communicator.
 pub(crate) fn take_listener(address: &str) -> Result<TcpListener> {
     let mut listeners = lock(&LISTENERS);
     listeners.retain(|listening| !listening.fork.is_copy());

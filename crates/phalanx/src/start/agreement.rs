@@ -1,4 +1,5 @@
-//! Agreement on a backend: each rank introduces its host, its settings and its GPUs, and all come to the same choice.
+//! Agreement on a backend: each rank introduces its host, its settings and its GPUs, and all come to the same
+//! choice.
 
 use crate::contract::BackendKind;
 use crate::contract::hosts::{HostTopology, Identity};
@@ -22,8 +23,8 @@ pub(crate) struct Introduction {
 }
 
 impl Introduction {
-    /// The introduction of this process. It looks for GPUs only if they may be used: `gpus` returns all of them, or
-    /// that one.
+    /// The introduction of this process. It looks for GPUs only if they may be used: `gpus` returns all of
+    /// them, or that one.
     pub fn own(
         wanted: Option<BackendKind>,
         gpu: Option<usize>,
@@ -68,8 +69,8 @@ pub(crate) fn topology(all: &[Introduction]) -> HostTopology {
     HostTopology::of(&identities)
 }
 
-/// The common backend: the one set by the user (on all ranks, if they are on several hosts); a backend on GPUs if each
-/// rank has one; else `otherwise`. The same on all ranks, as is an error.
+/// The common backend: the one set by the user (on all ranks, if they are on several hosts); a backend on
+/// GPUs if each rank has one; else `otherwise`. The same on all ranks, as is an error.
 pub(crate) fn agree(
     all: &[Introduction],
     topology: &HostTopology,

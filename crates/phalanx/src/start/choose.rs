@@ -21,23 +21,25 @@ pub struct Choice {
     pub launcher: Option<Launcher>,
 }
 
-/// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for other ranks. For diagnosis.
+/// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for
+/// other ranks. For diagnosis.
 ///
-/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all: `phalanx launch`, torchrun,
-/// Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
+/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all:
+/// `phalanx launch`, torchrun, Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
 ///
 /// Backends, in order of precedence:
 /// 1. the one set by `PHALANX_BACKEND`;
-/// 2. NCCL, if each rank of this host has a GPU. The driver and NCCL are loaded to find out. Ranks on other hosts, and ranks that see other
-///    GPUs and were not started by MPI, are asked at the start;
+/// 2. NCCL, if each rank of this host has a GPU. The driver and NCCL are loaded to find out. Ranks on other
+///    hosts, and ranks that see other GPUs and were not started by MPI, are asked at the start;
 /// 3. RCCL, if the same holds for AMD's GPUs (by HIP and RCCL);
 /// 4. solo, for one rank;
 /// 5. MPI, for ranks that an MPI launcher started;
 /// 6. host memory.
 ///
 /// # Errors
-/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no
-/// token by which they know each other.
+/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing;
+/// [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no token by which they know
+/// each other.
 pub fn choose() -> Result<Choice> {
     let environment = Environment::current();
     let choice = Choice::from(&environment, None)?;
@@ -89,8 +91,8 @@ impl Choice {
     }
 }
 
-/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI knows). For the
-/// fuzzer of all that is decoded of them.
+/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI
+/// knows). For the fuzzer of all that is decoded of them.
 pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>)>> {
     let environment = Environment::of(variables);
     environment.backend()?;

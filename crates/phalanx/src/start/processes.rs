@@ -1,5 +1,5 @@
-//! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts the backend that they
-//! agree on; `join` enters a communicator that grows.
+//! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts
+//! the backend that they agree on; `join` enters a communicator that grows.
 
 use super::choose::Choice;
 use super::gpus::{on_gpu, visible_gpus};
@@ -53,7 +53,8 @@ pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
     }
 }
 
-/// The communicator of processes that share a host's memory. They agree on a backend during the join, unless `agreed` is given.
+/// The communicator of processes that share a host's memory. They agree on a backend during the join, unless
+/// `agreed` is given.
 pub(super) fn on_one_host(
     agreed: Option<BackendKind>,
     launcher: &Launcher,
@@ -100,7 +101,8 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
     }
 }
 
-/// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all ranks.
+/// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all
+/// ranks.
 pub(super) fn join(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
     crate::os::check_process_ranks()?;
     // Said before anybody is kept waiting.

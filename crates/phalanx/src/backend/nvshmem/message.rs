@@ -1,8 +1,8 @@
-//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel; the
-//! receiver gets the part and sends a receipt, which frees the slot.
+//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel;
+//! the receiver gets the part and sends a receipt, which frees the slot.
 //!
-//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all of it is
-//! in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
+//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all
+//! of it is in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
 
 use super::NvshmemComm;
 use super::device::StreamEvent;
@@ -290,7 +290,8 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this process.
+    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this
+    /// process.
     pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {

@@ -1,4 +1,5 @@
-//! Abstract Unix sockets between processes of one host: they carry bytes and file descriptors, and name the user at the other end.
+//! Abstract Unix sockets between processes of one host: they carry bytes and file descriptors, and name the
+//! user at the other end.
 
 use super::{Process, SharedFile, timespec};
 use rustix::event::{PollFd, PollFlags};
@@ -103,7 +104,8 @@ impl Connection {
         for fds in fds.chunks(MAX_FDS) {
             loop {
                 match self.send_fds(fds) {
-                    // Those that a user's processes have sent and nobody has taken yet count against `ulimit -n`.
+                    // Those that a user's processes have sent and nobody has taken yet count against `ulimit
+                    // -n`.
                     Err(Errno::TOOMANYREFS) if Instant::now() < deadline => std::thread::sleep(TICK),
                     sent => break sent?,
                 }

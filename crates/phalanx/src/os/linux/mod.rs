@@ -1,4 +1,5 @@
-//! Linux: memory that processes share, sleeping and waking, other processes, and Unix sockets that carry file descriptors.
+//! Linux: memory that processes share, sleeping and waking, other processes, and Unix sockets that carry file
+//! descriptors.
 //!
 //! | file | what |
 //! |---|---|

@@ -85,7 +85,8 @@ fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
         .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
 }
 
-/// What a program says of itself ([`Builder::place`](crate::Builder::place)), under names that no variable has.
+/// What a program says of itself ([`Builder::place`](crate::Builder::place)), under names that no variable
+/// has.
 mod place {
     pub const RANK: &str = "Builder::place(rank)";
     pub const WORLD_SIZE: &str = "Builder::place(world_size)";
@@ -128,8 +129,8 @@ impl Environment {
         self
     }
 
-    /// The same for the store of an id, which is for one communicator: launchers that share it may have restarted their ranks more
-    /// or less often.
+    /// The same for the store of an id, which is for one communicator: launchers that share it may have
+    /// restarted their ranks more or less often.
     pub fn with_id(self, address: &str, token: &str) -> Environment {
         let mut environment = self.with_store(address, token);
         environment.set(RESTART_COUNT, "0");

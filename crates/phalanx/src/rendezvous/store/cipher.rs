@@ -1,8 +1,9 @@
 //! Optional encryption of a connection: TLS 1.3 (rustls) between the greetings and the frames.
 //!
-//! There are no certificates. The store shows a key that it made at its start, and the client takes any: the token authenticates both sides.
-//! For that, the keys of the frames depend on secrets of this very TLS session ([`Cipher::binding`], RFC 9266), so that a man in the middle,
-//! with two sessions, cannot pass frames from one to the other.
+//! There are no certificates. The store shows a key that it made at its start, and the client takes any: the
+//! token authenticates both sides. For that, the keys of the frames depend on secrets of this very TLS
+//! session ([`Cipher::binding`], RFC 9266), so that a man in the middle, with two sessions, cannot pass
+//! frames from one to the other.
 //!
 //! This module only turns bytes into bytes; the owner of the socket moves them.
 
@@ -107,7 +108,8 @@ impl Cipher {
         connection.export_keying_material(vec![0; 32], b"EXPORTER-Channel-Binding", None).ok()
     }
 
-    /// Takes in what came from the network: what it says is appended to `plain`, what TLS itself answers to `wire`.
+    /// Takes in what came from the network: what it says is appended to `plain`, what TLS itself answers to
+    /// `wire`.
     pub fn open(&mut self, bytes: &[u8], plain: &mut Vec<u8>, wire: &mut Vec<u8>) -> io::Result<()> {
         let Some(connection) = &mut self.0 else {
             plain.extend_from_slice(bytes);

@@ -32,8 +32,8 @@ fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm
     MpiComm::world(&launched, settings.timeout, settings.check)
 }
 
-/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL they then join a store whose
-/// connections MPI carries.
+/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL
+/// they then join a store whose connections MPI carries.
 pub(super) fn over_mpi(
     launcher: &Launcher,
     environment: &Environment,

@@ -20,7 +20,7 @@ pub(super) fn open_store_over_mpi(
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;
     // Nobody but the job's ranks can connect, so they may take their time.
-    let settings = Settings { encrypted, patience: timeout, ..settings(place, silence) };
+    let settings = Settings { encrypted, auth_timeout: timeout, ..settings(place, silence) };
     let hosted = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
     let mut announcement = vec![u8::from(world.is_for_all_threads())];
     if let Ok(Some(hosted)) = &hosted {
@@ -53,7 +53,8 @@ pub(super) fn open_store_over_mpi(
     Ok(store)
 }
 
-/// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.
+/// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to
+/// the others.
 struct StoreEnds {
     server: Server,
     token: Token,

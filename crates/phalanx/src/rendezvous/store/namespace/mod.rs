@@ -1,6 +1,7 @@
 //! A namespace of the store: members of one role (ranks or nodes), their values, and their pending requests.
 //!
-//! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go out.
+//! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go
+//! out.
 
 use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
@@ -88,8 +89,8 @@ impl Namespace {
         }
     }
 
-    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges are refused in
-    /// `out`.
+    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges
+    /// are refused in `out`.
     pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
@@ -151,7 +152,8 @@ impl Namespace {
         })
     }
 
-    /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is still connected.
+    /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is
+    /// still connected.
     pub fn ended(&mut self, rank: u32, end: End, out: &mut Outbox) {
         if end != End::Left {
             out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
@@ -197,10 +199,10 @@ impl Namespace {
                     out.push((rank, Reply::Refused { id, reason }));
                 }
             }
-            Request::Tell { to, value } => {
+            Request::Send { to, value } => {
                 let is_here = |member: &u32| self.members.get(member) == Some(&MemberStatus::Here);
                 let all = if to.is_empty() { self.present().collect() } else { to };
-                let message = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                let message = |member| (member, Reply::Message { from: rank, value: value.clone() });
                 out.extend(all.into_iter().filter(is_here).map(message));
             }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}

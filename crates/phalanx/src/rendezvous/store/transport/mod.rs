@@ -1,9 +1,10 @@
-//! Transports: connections to the store whose bytes travel as messages of something that already connects the ranks (MPI), so that the store
-//! needs no port.
+//! Transports: connections to the store whose bytes travel as messages of something that already connects the
+//! ranks (MPI), so that the store needs no port.
 //!
-//! Each end of the store has a socket in its own process; the transport's thread has the other end. It sends what it reads from the socket to
-//! the peer's transport, which writes it into the peer's socket. An empty message ends a direction. A rank has a line to the rank that hosts
-//! the store, and that rank has a line to each.
+//! Each end of the store has a socket in its own process; the transport's thread has the other end. It sends
+//! what it reads from the socket to the peer's transport, which writes it into the peer's socket. An empty
+//! message ends a direction. A rank has a line to the rank that hosts the store, and that rank has a line to
+//! each.
 
 use crate::os::{Waker, Wire, poll_sockets};
 use crate::types::error::{Error, Result};
@@ -17,7 +18,8 @@ use std::time::{Duration, Instant};
 /// Most bytes of a message: short enough to be sent eagerly, without a rendezvous with the receiver.
 const PIECE: usize = 4096;
 
-/// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it does not read.
+/// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it
+/// does not read.
 const MOST_UNSENT: usize = 256;
 
 /// Pauses between polls, at least and at most, since messages cannot wake the thread.
@@ -37,8 +39,8 @@ pub trait MessageTransport: Send + 'static {
     fn unsent(&self, to: usize) -> usize;
     /// Makes progress; whether all messages are sent.
     fn flush(&mut self) -> bool;
-    /// Makes progress, and returns a message that has arrived, with its sender. After an error no more arrive; the last messages can
-    /// still be sent.
+    /// Makes progress, and returns a message that has arrived, with its sender. After an error no more
+    /// arrive; the last messages can still be sent.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
     /// The last call, if some messages were not exchanged: a peer may be gone.
     fn give_up(&mut self);
