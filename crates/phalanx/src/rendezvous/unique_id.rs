@@ -1,4 +1,4 @@
-//! [`UniqueId`]: the shared secret and address of ranks that no launcher of phalanx started.
+//! [`UniqueId`]: the address and secret by which ranks find each other without a supported launcher.
 
 use super::store::server::{bind, check_reachable};
 use super::store::session::hex;
@@ -36,24 +36,24 @@ pub struct UniqueId {
     address: Option<String>,
 }
 
-/// What the bytes begin with; the last is the version.
+/// Magic bytes of an id; the last is the version.
 const MAGIC: [u8; 8] = *b"phalanx\x01";
 
-/// What this process listens on for ids that it made, until rank 0 takes it.
+/// Listeners of this process's own ids, until rank 0 takes them.
 static LISTENERS: Mutex<Vec<Listening>> = Mutex::new(Vec::new());
 
 struct Listening {
     address: String,
     listener: TcpListener,
-    /// A copy of the process has a descriptor of it, too, and could answer in the place of rank 0.
+    /// The process that created it: a fork has the descriptor too, and must not answer in rank 0's place.
     fork: ForkMark,
 }
 
 impl UniqueId {
-    /// Size in bytes; that of NCCL's.
+    /// Size in bytes, that of `ncclUniqueId`.
     pub const BYTES: usize = 128;
 
-    /// A new one for ranks of this host, made by any process. Nothing listens for it.
+    /// Creates an id for ranks of this host, in any process. Opens no port.
     ///
     /// # Errors
     /// [`Error::System`] if the system gives no random numbers.
@@ -96,12 +96,12 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// The bytes that the other ranks need.
+    /// Returns the id as bytes, to send it to the other ranks.
     pub fn to_bytes(&self) -> [u8; UniqueId::BYTES] {
         self.encode().expect("an id that does not fit is not made")
     }
 
-    /// The id that another process made.
+    /// Makes the id from the bytes of [`to_bytes`](UniqueId::to_bytes).
     ///
     /// # Errors
     /// [`UsageError::Setting`] if the bytes are not those of an id.
@@ -123,12 +123,12 @@ impl UniqueId {
         Some(bytes)
     }
 
-    /// What the ranks have in common and other ranks have not.
+    /// Text that identifies the job: equal on all its ranks, different for every other id.
     pub(crate) fn job(&self) -> String {
         hex(&self.job)
     }
 
-    /// The address of the store of ranks on several hosts, and its token.
+    /// Address and token of the store, if the id is for ranks on several hosts.
     pub(crate) fn store(&self) -> Option<(&str, String)> {
         self.address.as_deref().map(|address| (address, hex(&self.token)))
     }

@@ -93,7 +93,7 @@ impl MovingTransfer {
         if self.done == self.bytes() { TransferStep::Done } else { TransferStep::Begin }
     }
 
-    /// NvshmemMessages with the same key are matched in the order of posting: one after the other.
+    /// Transfers with the same key are matched one after the other, in the order of posting.
     fn key(&self) -> (bool, usize, u32) {
         (matches!(self.transfer.direction, Direction::Send(_)), self.transfer.peer, self.transfer.tag)
     }

@@ -15,7 +15,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// Writes to a socket. In a program that is not Rust's, a broken pipe would otherwise be its end.
+/// Writes to a socket without raising SIGPIPE, which would end a program that is not Rust's.
 pub(crate) fn write_socket(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL)?)
 }
@@ -58,7 +58,7 @@ pub(crate) struct Connection(UnixStream);
 /// The most file descriptors one message carries (the kernel's `SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
 
-/// How long until those that are under way are looked at again.
+/// Pause between retries while too many descriptors are in flight.
 const TICK: Duration = Duration::from_millis(1);
 
 impl Connection {
@@ -91,7 +91,7 @@ impl Connection {
         (&self.0).read_exact(bytes)
     }
 
-    /// Gives the peer handles of its own to a region's file and to processes.
+    /// Sends the peer handles to a region's file and to processes.
     pub fn send_handles(
         &self,
         file: Option<&SharedFile>,
@@ -100,12 +100,11 @@ impl Connection {
     ) -> io::Result<()> {
         let fds: Vec<BorrowedFd<'_>> =
             file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
-        // A message carries only so many.
+        // A message carries at most `SCM_MAX_FD` descriptors.
         for fds in fds.chunks(MAX_FDS) {
             loop {
                 match self.send_fds(fds) {
-                    // Those that a user's processes have sent and nobody has taken yet count against `ulimit
-                    // -n`.
+                    // Descriptors in flight count against the user's `ulimit -n`.
                     Err(Errno::TOOMANYREFS) if Instant::now() < deadline => std::thread::sleep(TICK),
                     sent => break sent?,
                 }
@@ -123,7 +122,7 @@ impl Connection {
         })
     }
 
-    /// What a peer sent of itself with [`send_handles`](Self::send_handles).
+    /// Receives a peer's handles, sent with [`send_handles`](Self::send_handles).
     pub fn receive_process(&self) -> io::Result<Process> {
         self.receive_fds(1).map(|mut fds| Process(fds.remove(0)))
     }

@@ -23,7 +23,8 @@ pub struct Namespace {
     /// Number of members: given at the start, or by the first to join.
     size: Option<u32>,
     members: BTreeMap<u32, MemberStatus>,
-    /// A contradiction between two members, found before all had joined: no request waits any more.
+    /// A contradiction between two members, found before all had joined. All requests are refused from then
+    /// on.
     conflict: Option<String>,
     values: HashMap<String, Vec<u8>>,
     exchanges: HashMap<String, Exchange>,
@@ -98,7 +99,7 @@ impl Namespace {
             self.members.insert(rank, MemberStatus::Here);
             return Ok(());
         };
-        // Once all have come, a stray process disturbs nobody.
+        // Once all have joined, a stray process is only refused.
         if !self.is_complete() && self.conflict.is_none() {
             self.conflict = Some(problem.clone());
             for waiting in self.exchanges.drain().flat_map(|(_, exchange)| exchange.waiting) {
@@ -282,7 +283,7 @@ impl Namespace {
             exchange.fail(ExchangeFailure::Gone(rank, end), out);
         }
         if exchange.given.len() == size {
-            // Nobody comes late any more: the key may be used again.
+            // All members have their answer, so the key may be used again.
             let exchange = self.exchanges.remove(&key).expect("it was there just now");
             self.stored -= exchange.given.values().map(|value| cost(&key, value)).sum::<usize>();
             let values: Vec<Vec<u8>> = exchange.given.into_values().collect();
@@ -311,7 +312,7 @@ impl Namespace {
         }
     }
 
-    /// When [`expire`](Namespace::expire) has something to do next.
+    /// The next time at which [`expire`](Namespace::expire) must run.
     pub fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.exchanges.values().flat_map(|exchange| &exchange.waiting);
         waiting.chain(&self.readers).filter_map(|waiting| waiting.until).min()

@@ -26,9 +26,9 @@ const MOST_UNSENT: usize = 256;
 const MIN_PAUSE: Duration = Duration::from_micros(20);
 const MAX_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the last bytes may take to a peer that is silent ...
+/// Bound on sending the last bytes to a silent peer.
 const FLUSH_SILENT: Duration = Duration::from_secs(2);
-/// ... and to one that still answers.
+/// Bound on sending the last bytes to a peer that still answers.
 const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Messages between ranks. No method blocks. Messages of one sender arrive in order.
@@ -42,7 +42,7 @@ pub trait MessageTransport: Send + 'static {
     /// Makes progress, and returns a message that has arrived, with its sender. After an error no more
     /// arrive; the last messages can still be sent.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
-    /// The last call, if some messages were not exchanged: a peer may be gone.
+    /// Called last, if some messages were not exchanged: a peer may be lost.
     fn give_up(&mut self);
 }
 
@@ -106,7 +106,7 @@ impl Drop for Transport {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if std::process::id() != self.process {
-            // A fork has no such thread, and the parent's goes on.
+            // The thread is the parent's; a fork has none.
             return std::mem::forget(thread);
         }
         self.shared.is_ending.store(true, Ordering::Release);
@@ -125,7 +125,7 @@ fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Sha
     while !lines.iter().all(Line::is_over) {
         if shared.is_ending.load(Ordering::Acquire) {
             let since = *ending.get_or_insert_with(Instant::now);
-            // The others still have time.
+            // Other lines are served meanwhile.
             for line in lines.iter_mut().filter(|line| line.is_late(since)) {
                 line.break_off();
                 late.push(line.peer);
