@@ -229,7 +229,7 @@ impl Address {
     pub fn listen(&self) -> io::Result<Listener> {
         match *self {}
     }
-    pub fn connect(&self) -> io::Result<Connection> {
+    pub fn connect(&self) -> io::Result<LocalConnection> {
         match *self {}
     }
 }
@@ -237,15 +237,15 @@ impl Address {
 pub(crate) enum Listener {}
 
 impl Listener {
-    pub fn accept(&self, _timeout: Duration) -> io::Result<Option<Connection>> {
+    pub fn accept(&self, _timeout: Duration) -> io::Result<Option<LocalConnection>> {
         match *self {}
     }
 }
 
 /// A connection that carries handles between processes.
-pub(crate) enum Connection {}
+pub(crate) enum LocalConnection {}
 
-impl Connection {
+impl LocalConnection {
     pub fn peer_user(&self) -> io::Result<u32> {
         match *self {}
     }

@@ -33,8 +33,8 @@ impl Address {
         UnixListener::bind_addr(&self.0).map(Listener)
     }
 
-    pub fn connect(&self) -> io::Result<Connection> {
-        UnixStream::connect_addr(&self.0).map(Connection)
+    pub fn connect(&self) -> io::Result<LocalConnection> {
+        UnixStream::connect_addr(&self.0).map(LocalConnection)
     }
 }
 
@@ -42,18 +42,18 @@ pub(crate) struct Listener(UnixListener);
 
 impl Listener {
     /// The next connection, or `None` if none came within `timeout`.
-    pub fn accept(&self, timeout: Duration) -> io::Result<Option<Connection>> {
+    pub fn accept(&self, timeout: Duration) -> io::Result<Option<LocalConnection>> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&timespec(timeout))) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
-            Ok(_) => self.0.accept().map(|(stream, _)| Some(Connection(stream))),
+            Ok(_) => self.0.accept().map(|(stream, _)| Some(LocalConnection(stream))),
             Err(e) => Err(e.into()),
         }
     }
 }
 
 /// A connection that carries bytes and file descriptors between processes of one host.
-pub(crate) struct Connection(UnixStream);
+pub(crate) struct LocalConnection(UnixStream);
 
 /// The most file descriptors one message carries (the kernel's `SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
@@ -61,7 +61,7 @@ const MAX_FDS: usize = 253;
 /// Pause between retries while too many descriptors are in flight.
 const TICK: Duration = Duration::from_millis(1);
 
-impl Connection {
+impl LocalConnection {
     /// The user at the other end, as the kernel knows it.
     pub fn peer_user(&self) -> io::Result<u32> {
         Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
@@ -176,7 +176,7 @@ mod tests {
         drop(theirs);
         let caught = Arc::new(AtomicBool::new(false));
         let handler = signal_hook::flag::register(signal_hook::consts::SIGPIPE, caught.clone()).unwrap();
-        let error = Connection(ours).send(&[0; 100]).unwrap_err();
+        let error = LocalConnection(ours).send(&[0; 100]).unwrap_err();
         signal_hook::low_level::unregister(handler);
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
         assert!(!caught.load(Ordering::Relaxed));
@@ -188,7 +188,8 @@ mod tests {
         let soft = rustix::process::getrlimit(Resource::Nofile);
         let limit = soft.current.map_or(1024, |limit| limit.min(1024));
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..soft }).unwrap();
-        let (ours, theirs) = UnixStream::pair().map(|(a, b)| (Connection(a), Connection(b))).unwrap();
+        let (ours, theirs) =
+            UnixStream::pair().map(|(a, b)| (LocalConnection(a), LocalConnection(b))).unwrap();
         let own = Process::current().unwrap();
         let sender = std::thread::spawn(move || {
             if rustix::process::getuid().is_root() {

@@ -13,7 +13,7 @@ mod futex;
 mod memory;
 mod process;
 
-pub(crate) use connection::{Address, Connection, Listener, write_socket};
+pub(crate) use connection::{Address, Listener, LocalConnection, write_socket};
 pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};
 pub(crate) use memory::{Mapping, SharedFile, page_size};
 pub(crate) use process::{ForkMark, Halt, Process, halt, read_process};

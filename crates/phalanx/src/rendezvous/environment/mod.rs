@@ -122,7 +122,7 @@ impl Environment {
     pub fn with_store(mut self, address: &str, token: &str) -> Environment {
         self.set("PHALANX_STORE", address);
         self.set("PHALANX_TOKEN", token);
-        // They learn there who shares a host with whom; so much is known before.
+        // The ranks find out at the store which of them share a host. Until then each counts itself only.
         self.set(place::LOCAL_WORLD_SIZE, "1");
         self
     }
