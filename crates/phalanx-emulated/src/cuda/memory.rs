@@ -187,7 +187,7 @@ pub fn announce_free(function: &'static str, address: u64, kinds: &[Kind]) {
         violation(function, format!("{address:#x} is not the start of an allocation"));
     };
     if let Some(before) = allocation.freed_by {
-        violation(function, format!("the memory at {address:#x} was already freed by {before}"));
+        violation(function, format!("the memory at {address:#x} was freed by {before} before"));
     }
     if !kinds.contains(&allocation.kind) {
         violation(function, format!("the memory at {address:#x} is of another kind ({:?})", allocation.kind));

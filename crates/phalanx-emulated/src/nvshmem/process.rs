@@ -107,7 +107,7 @@ pub fn serialized<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
         Ok(inside) => inside,
         Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
         Err(TryLockError::WouldBlock) => {
-            violation(function, "two threads call the library at once (NVSHMEM_THREAD_SERIALIZED)")
+            violation(function, "one thread at a time may call the library (NVSHMEM_THREAD_SERIALIZED)")
         }
     };
     body()
