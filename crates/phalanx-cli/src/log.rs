@@ -32,8 +32,8 @@ pub fn install() -> Result<()> {
 
 /// Writes each event as a line: time, level, module, message, fields.
 ///
-/// The library uses no spans. Without them this is all there is to a log, and `tracing-subscriber` would cost five
-/// seconds of a release build.
+/// The library uses no spans. Without them this is all there is to a log, and `tracing-subscriber` would cost
+/// five seconds of a release build.
 struct Log(LevelFilter);
 
 impl Subscriber for Log {

@@ -1,7 +1,7 @@
 //! The program `phalanx`: benchmarks, launches, checks and traces the ranks of a collective communication.
 //!
-//! This file turns arguments into an exit status. Each subcommand has its own folder; `perf` and `doctor` start
-//! their process ranks with `launch`.
+//! This file turns arguments into an exit status. Each subcommand has its own folder; `perf` and `doctor`
+//! start their process ranks with `launch`.
 
 mod cli;
 mod doctor;

@@ -68,8 +68,8 @@ fn encode_png((width, height): (u32, u32), pixels: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A picture of either format. Drawing code is generic over its backend: with one type for both formats it is compiled
-/// once.
+/// A picture of either format. Drawing code is generic over its backend: with one type for both formats it is
+/// compiled once.
 pub enum Canvas<'a> {
     Svg(SVGBackend<'a>),
     Png(BitMapBackend<'a>),

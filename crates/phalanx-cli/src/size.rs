@@ -1,4 +1,5 @@
-//! Sizes in bytes as text: `64`, `4K`, `32M`, `1G`. The suffixes are powers of 1024, as in the reference benchmark.
+//! Sizes in bytes as text: `64`, `4K`, `32M`, `1G`. The suffixes are powers of 1024, as in the reference
+//! benchmark.
 
 const SUFFIXES: [(char, u64); 4] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
 

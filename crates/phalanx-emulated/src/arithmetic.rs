@@ -1,7 +1,7 @@
 //! Element types, and reductions: contributions combined element by element, in rank order.
 //!
-//! Integers wrap, also in averages. Small floats are combined as `f32` and rounded once. A NaN in one contribution makes
-//! the result a NaN. NCCL's own order and rounding differ from this, within its promises.
+//! Integers wrap, also in averages. Small floats are combined as `f32` and rounded once. A NaN in one
+//! contribution makes the result a NaN. NCCL's own order and rounding differ from this, within its promises.
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};

@@ -1,8 +1,9 @@
-//! Shows processes the emulated CUDA driver and NCCL, or HIP and RCCL (crate `phalanx-emulated`) instead of real ones.
+//! Shows processes the emulated CUDA driver and NCCL, or HIP and RCCL (crate `phalanx-emulated`) instead of
+//! real ones.
 //!
-//! An [`Emulated`] is a folder in which the emulator has the names of the real libraries; processes that start with
-//! [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its versions, what
-//! fails) is listed in its `settings` module.
+//! An [`Emulated`] is a folder in which the emulator has the names of the real libraries; processes that
+//! start with [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its
+//! versions, what fails) is listed in its `settings` module.
 
 use crate::processes::{self, Launch};
 use object::{Object, ObjectSection};
@@ -15,8 +16,8 @@ use tempfile::TempDir;
 /// The file that cargo builds.
 const FILE: &str = "libphalanx_emulated.so";
 
-/// Names that the file gets. The first is the file, and what is loaded is seen under it; the others are links, so that the
-/// libraries stay one, and share their state, when several are loaded.
+/// Names that the file gets. The first is the file, and what is loaded is seen under it; the others are
+/// links, so that the libraries stay one, and share their state, when several are loaded.
 type Names = &'static [&'static str];
 
 /// NCCL, CUDA's driver, NVSHMEM and those of its plugins whose work it does itself.

@@ -1,5 +1,5 @@
-//! The machine's GPUs, as NVIDIA's driver counts them: whether the library that is tested can do anything with them is not asked, or
-//! a library that cannot would have its tests left out.
+//! The machine's GPUs, as NVIDIA's driver counts them: whether the library that is tested can do anything
+//! with them is not asked, or a library that cannot would have its tests left out.
 
 use phalanx::cudarc::driver::CudaContext;
 

@@ -1,5 +1,5 @@
-//! Several hosts on one: processes with an IPC namespace of their own share no memory with others, and phalanx takes
-//! them for those of another host. They have the same network, so that they can be reached.
+//! Several hosts on one: processes with an IPC namespace of their own share no memory with others, and
+//! phalanx takes them for those of another host. They have the same network, so that they can be reached.
 
 /// While it lives, this thread starts processes on a host of their own.
 #[derive(Debug)]
@@ -37,9 +37,11 @@ impl Elsewhere {
     }
 }
 
-/// Another host for ranks that a launcher starts, and that go there by themselves ([`go_to`]): there as long as this lives.
+/// Another host for ranks that a launcher starts, and that go there by themselves ([`go_to`]): there as long
+/// as this lives.
 ///
-/// It has memory of its own under `/dev/shm`. (With an IPC namespace of its own UCX, and with it MPICH, has but TCP left.)
+/// It has memory of its own under `/dev/shm`. (With an IPC namespace of its own UCX, and with it MPICH, has
+/// but TCP left.)
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub struct Host(std::fs::File);
@@ -50,7 +52,8 @@ impl Host {
     pub fn make() -> Result<Host, String> {
         use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
         let make = || -> std::io::Result<std::fs::File> {
-            // SAFETY: this thread alone, which ends, leaves the mounts and the working directory that it shared.
+            // SAFETY: this thread alone, which ends, leaves the mounts and the working directory that it
+            // shared.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
             mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
             mount("phalanx", "/dev/shm", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)?;

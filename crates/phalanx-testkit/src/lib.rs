@@ -1,7 +1,8 @@
 //! Test tools of phalanx; never published.
 //!
-//! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed without
-//!   looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]: random calls.
+//! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed
+//!   without looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]:
+//!   random calls.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.

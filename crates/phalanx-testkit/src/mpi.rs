@@ -1,7 +1,7 @@
 //! Ranks of an MPI job: the test binary, started by an MPI's own mpirun.
 //!
-//! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its own. Ranks
-//! report in files: an mpirun mixes their outputs.
+//! An mpirun takes a second to start, so one job performs several scenarios, each on a communicator of its
+//! own. Ranks report in files: an mpirun mixes their outputs.
 
 use crate::hosts::{self, Host};
 use crate::processes;
@@ -22,7 +22,8 @@ const HOSTS: &str = "PHALANX_TESTKIT_MPI_HOSTS";
 /// The variable that names the folder of an MPI with the standard ABI (a Python environment with `mpich` 5).
 pub const STANDARD_ABI: &str = "PHALANX_TEST_MPI_ABI";
 
-/// The variable that names the folder of an Intel MPI (a Python environment with `impi-rt`). It is a test's own wish: CI has none.
+/// The variable that names the folder of an Intel MPI (a Python environment with `impi-rt`). It is a test's
+/// own wish: CI has none.
 pub const INTEL: &str = "PHALANX_TEST_INTEL_MPI";
 
 /// In a rank of a [`Job`]: performs its scenarios and says how the process ends.
@@ -41,8 +42,8 @@ pub(crate) fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     Some(if written.is_ok() { code } else { ExitCode::FAILURE })
 }
 
-/// Becomes the same program on this rank's host, where the launcher's variables say how many ranks are there, and the host's
-/// GPUs are its own. Comes back only with an error.
+/// Becomes the same program on this rank's host, where the launcher's variables say how many ranks are there,
+/// and the host's GPUs are its own. Comes back only with an error.
 fn go_to_host(hosts: &str) -> String {
     let number = |names: [&str; 2]| {
         let value = names.into_iter().find_map(|name| std::env::var(name).ok());
@@ -124,7 +125,8 @@ impl Installation {
             let (name, library) = ("standard_abi", Some(library));
             Ok(Installation { name, mpirun, arguments: &[], library, env: Vec::new(), cuda_aware: None })
         };
-        // Version 4 wants a program that reaches other hosts, also where there are none; a container may have no ssh.
+        // Version 4 wants a program that reaches other hosts, also where there are none; a container may have
+        // no ssh.
         let open_mpi: &[&str] = &["--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", "sh"];
         let mut all = vec![
             ("open_mpi", of_path("open_mpi", "mpirun.openmpi", open_mpi)),
@@ -156,7 +158,8 @@ impl Installation {
         })
     }
 
-    /// The interface of its process manager, by NVSHMEM's name: PMI-1 is what Hydra speaks, which all but Open MPI have.
+    /// The interface of its process manager, by NVSHMEM's name: PMI-1 is what Hydra speaks, which all but
+    /// Open MPI have.
     pub fn process_manager(&self) -> &'static str {
         if self.name == "open_mpi" { "PMIX" } else { "PMI" }
     }
@@ -247,8 +250,8 @@ impl Job {
         self
     }
 
-    /// The ranks are on so many hosts (see [`hosts::Host`]), each with as many of the ranks and of the GPUs; MPI uses what
-    /// goes between these. For scenarios only.
+    /// The ranks are on so many hosts (see [`hosts::Host`]), each with as many of the ranks and of the GPUs;
+    /// MPI uses what goes between these. For scenarios only.
     pub fn on_hosts(mut self, hosts: usize) -> Job {
         self.hosts = hosts;
         let job = self.env("OMPI_MCA_btl", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
@@ -262,8 +265,8 @@ impl Job {
         self
     }
 
-    /// When a job that is still running is ended; 60 seconds unless told otherwise. The ranks have half of it as
-    /// their own deadline.
+    /// When a job that is still running is ended; 60 seconds unless told otherwise. The ranks have half of it
+    /// as their own deadline.
     pub fn deadline(mut self, deadline: Duration) -> Job {
         self.deadline = deadline;
         self

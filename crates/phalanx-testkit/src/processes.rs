@@ -29,7 +29,8 @@ const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
 
-/// In a process that [`Launch`] or [`mpi`](mod@crate::mpi) started: runs its scenario and says how the process ends.
+/// In a process that [`Launch`] or [`mpi`](mod@crate::mpi) started: runs its scenario and says how the
+/// process ends.
 pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     if let Some(code) = mpi::serve(scenarios) {
         return Some(code);
@@ -186,7 +187,8 @@ impl Launch {
         self
     }
 
-    /// One more scenario of the same ranks, with a communicator of its own: all have to be scenarios for ranks then.
+    /// One more scenario of the same ranks, with a communicator of its own: all have to be scenarios for
+    /// ranks then.
     pub fn then(mut self, scenario: &str) -> Launch {
         self.scenarios.push((scenario.into(), Vec::new()));
         self
@@ -198,8 +200,8 @@ impl Launch {
         self
     }
 
-    /// They are on so many hosts (see [`Elsewhere`]), each with as many of the ranks and of the GPUs, and meet in a store of
-    /// this process.
+    /// They are on so many hosts (see [`Elsewhere`]), each with as many of the ranks and of the GPUs, and
+    /// meet in a store of this process.
     pub fn on_hosts(mut self, hosts: usize) -> Launch {
         self.hosts = hosts;
         self
@@ -313,7 +315,8 @@ impl Launch {
         let lines: Vec<String> = self.scenarios.iter().map(|(name, args)| line(name, args)).collect();
         command.env(SCENARIOS, lines.join("\n"));
         if !self.gpus {
-            // What is tested does not depend on whether the machine has some. A driver that was asked keeps files open.
+            // What is tested does not depend on whether the machine has some. A driver that was asked keeps
+            // files open.
             command
                 .env("CUDA_VISIBLE_DEVICES", "")
                 .env("PHALANX_CUDA_LIB", "none: the test is not about GPUs");
@@ -386,28 +389,28 @@ fn job_id() -> String {
     format!("testkit-{}-{}-{count}", std::process::id(), time.as_nanos())
 }
 
-enum Event {
+enum OutputEvent {
     Line(String),
     Stderr(String),
     Closed,
 }
 
-fn read_lines(index: usize, stdout: impl Read, events: &Sender<(usize, Event)>) {
+fn read_lines(index: usize, stdout: impl Read, events: &Sender<(usize, OutputEvent)>) {
     // A line that is not text, or a receiver that is gone, ends the reading; nothing else is lost.
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        if events.send((index, Event::Line(line))).is_err() {
+        if events.send((index, OutputEvent::Line(line))).is_err() {
             return;
         }
     }
-    let _ = events.send((index, Event::Closed));
+    let _ = events.send((index, OutputEvent::Closed));
 }
 
-fn read_all(index: usize, stderr: impl Read, events: &Sender<(usize, Event)>) {
+fn read_all(index: usize, stderr: impl Read, events: &Sender<(usize, OutputEvent)>) {
     let mut text = Vec::new();
     let mut stderr = BufReader::new(stderr);
     // As far as it can be read: it is shown when a test fails, and never decides anything.
     let _ = stderr.read_to_end(&mut text);
-    let _ = events.send((index, Event::Stderr(String::from_utf8_lossy(&text).into_owned())));
+    let _ = events.send((index, OutputEvent::Stderr(String::from_utf8_lossy(&text).into_owned())));
 }
 
 #[derive(Debug)]
@@ -437,9 +440,9 @@ impl Rank {
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: OutputEvent) {
         match event {
-            Event::Line(line) => {
+            OutputEvent::Line(line) => {
                 if let Some(phase) = line.strip_prefix(PHASE) {
                     self.phases.push(phase.into());
                 } else if let Some(outcome) = outcome(&line) {
@@ -449,11 +452,11 @@ impl Rank {
                     self.output.push('\n');
                 }
             }
-            Event::Stderr(text) => {
+            OutputEvent::Stderr(text) => {
                 self.output += &text;
                 self.open_streams -= 1;
             }
-            Event::Closed => {
+            OutputEvent::Closed => {
                 self.silent = true;
                 self.open_streams -= 1;
             }
@@ -473,7 +476,7 @@ impl Rank {
 /// Running rank processes.
 pub struct World {
     ranks: Vec<Rank>,
-    events: Receiver<(usize, Event)>,
+    events: Receiver<(usize, OutputEvent)>,
     deadline: Instant,
     _store: Option<Server>,
 }

@@ -33,7 +33,8 @@ impl Random {
 /// whose library chooses the order.
 pub const ANY_ORDER: &str = "PHALANX_TESTKIT_ANY_ORDER";
 
-/// The variable that keeps NaN out of [`values`]: for NCCL, whose smallest and largest of a number and a NaN is the number.
+/// The variable that keeps NaN out of [`values`]: for NCCL, whose smallest and largest of a number and a NaN
+/// is the number.
 pub const NO_NAN: &str = "PHALANX_TESTKIT_NO_NAN";
 
 static WITHOUT_NAN: LazyLock<bool> = LazyLock::new(|| std::env::var_os(NO_NAN).is_some());

@@ -17,8 +17,8 @@ pub enum Combine<T> {
 }
 
 impl<T: Number> Combine<T> {
-    /// All of them; the factors are small and differ between ranks. Where any order has to be right (NCCL), a product must be
-    /// exact, too: it is rounded to the type before it is added.
+    /// All of them; the factors are small and differ between ranks. Where any order has to be right (NCCL), a
+    /// product must be exact, too: it is rounded to the type before it is added.
     pub fn all(ranks: usize) -> Vec<Combine<T>> {
         let factor = |rank: usize| if *ANY_ORDER_IS_RIGHT { 1 << (rank + 1) } else { rank as i32 + 2 };
         let factors = (0..ranks).map(|rank| T::from_small(factor(rank))).collect();
@@ -35,8 +35,8 @@ impl<T: Number> Combine<T> {
         }
     }
 
-    /// Whether a backend has it, with this result: NCCL reduces no 16-bit integers, and its sums of integers wrap before an
-    /// average divides them.
+    /// Whether a backend has it, with this result: NCCL reduces no 16-bit integers, and its sums of integers
+    /// wrap before an average divides them.
     pub fn is_promised_by(&self, backend: BackendKind) -> bool {
         let is_float = !matches!(
             T::DTYPE,

@@ -36,12 +36,12 @@ impl Scenario {
 }
 
 /// Adds what was being done to a library error.
-pub trait Context<T> {
+pub trait ErrorContext<T> {
     /// The error's text after `doing`.
     fn context(self, doing: impl FnOnce() -> String) -> Result<T, String>;
 }
 
-impl<T, E: std::fmt::Display> Context<T> for Result<T, E> {
+impl<T, E: std::fmt::Display> ErrorContext<T> for Result<T, E> {
     fn context(self, doing: impl FnOnce() -> String) -> Result<T, String> {
         self.map_err(|error| format!("{}: {error}", doing()))
     }

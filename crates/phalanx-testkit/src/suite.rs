@@ -1,12 +1,12 @@
 //! Runs the trials of a suite: a sample of them, or all with `PHALANX_TEST_FULL=1`.
 //!
-//! For example, a suite that asks for one trial in four of `threads/all_reduce/f32`, `…/f64`, `…/f16` and so on gets
-//! every fourth data type. Trials are counted within a family: the name without its last part, here
+//! For example, a suite that asks for one trial in four of `threads/all_reduce/f32`, `…/f64`, `…/f16` and so
+//! on gets every fourth data type. Trials are counted within a family: the name without its last part, here
 //! `threads/all_reduce`. Families start at different trials, so that together they cover what they vary.
 //!
-//! A sample is the same in every run. `PHALANX_TEST_SAMPLE=1` runs the next one: a suite that asks for one trial in
-//! four has four samples, which together are all its trials. A trial that is left out is reported as ignored. A
-//! filter on the command line turns sampling off.
+//! A sample is the same in every run. `PHALANX_TEST_SAMPLE=1` runs the next one: a suite that asks for one
+//! trial in four has four samples, which together are all its trials. A trial that is left out is reported as
+//! ignored. A filter on the command line turns sampling off.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
@@ -32,7 +32,8 @@ pub fn sample() -> usize {
 /// Part of a name, and of how many trials with it one is in a sample.
 pub type Share = (&'static str, usize);
 
-/// Runs trials. The first of the shares that fits a trial's name counts for it; a trial without one always runs.
+/// Runs trials. The first of the shares that fits a trial's name counts for it; a trial without one always
+/// runs.
 pub fn run(args: &Arguments, trials: Vec<Trial>, shares: &[Share]) -> ExitCode {
     let trials = if is_full() || args.filter.is_some() { trials } else { sampled(trials, sample(), shares) };
     libtest_mimic::run(args, trials).exit_code()

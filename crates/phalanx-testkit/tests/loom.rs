@@ -65,8 +65,8 @@ fn a_stamp_covers_its_payload() {
     });
 }
 
-/// Memory changes hands with the number that names it: who gets it reads it, and writes it again for the one who gave it, or gives it back
-/// empty.
+/// Memory changes hands with the number that names it: who gets it reads it, and writes it again for the one
+/// who gave it, or gives it back empty.
 #[test]
 fn a_chunk_is_whose_number_says_so() {
     loom::model(|| {
@@ -106,8 +106,8 @@ fn a_chunk_is_whose_number_says_so() {
     });
 }
 
-/// Two ranks exchange chunks through rings, of one chunk each, that swap owners: each writes where the other wrote the time before, when it has
-/// read that and the other says that it is done.
+/// Two ranks exchange chunks through rings, of one chunk each, that swap owners: each writes where the other
+/// wrote the time before, when it has read that and the other says that it is done.
 #[test]
 fn rings_that_change_hands_keep_what_is_to_be_read() {
     struct Rank {
@@ -150,8 +150,8 @@ fn rings_that_change_hands_keep_what_is_to_be_read() {
     });
 }
 
-/// A line is written again by a rank that has only heard from somebody else that its reader is done with it: what ranks do that go in
-/// rounds.
+/// A line is written again by a rank that has only heard from somebody else that its reader is done with it:
+/// what ranks do that go in rounds.
 #[test]
 fn that_a_reader_is_done_may_be_heard_from_another() {
     loom::model(|| {
@@ -191,7 +191,8 @@ fn that_a_reader_is_done_may_be_heard_from_another() {
     });
 }
 
-/// A reader that comes while words are written again never gets new ones for those of the old number, nor a mixture.
+/// A reader that comes while words are written again never gets new ones for those of the old number, nor a
+/// mixture.
 #[test]
 fn words_belong_to_their_number() {
     loom::model(|| {
@@ -236,7 +237,8 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// The same with another thread of the sleeper's rank, which goes to sleep, or thinks better of it, at the same time.
+/// The same with another thread of the sleeper's rank, which goes to sleep, or thinks better of it, at the
+/// same time.
 #[test]
 fn threads_of_a_rank_take_no_wake_up_from_each_other() {
     loom::model(|| {

@@ -1,8 +1,9 @@
-//! The host backend's flag protocols under shuttle: several ranks over several operations, which are too many interleavings
-//! for loom. Random schedules, and ones with few preemptions (PCT), where a rank that sleeps sleeps until it is woken.
+//! The host backend's flag protocols under shuttle: several ranks over several operations, which are too many
+//! interleavings for loom. Random schedules, and ones with few preemptions (PCT), where a rank that sleeps
+//! sleeps until it is woken.
 //!
-//! `flags.rs` is compiled here once more, on shuttle's atomics, which are sequentially consistent: what the memory model
-//! reorders is loom's.
+//! `flags.rs` is compiled here once more, on shuttle's atomics, which are sequentially consistent: what the
+//! memory model reorders is loom's.
 
 // The types are as they are in the library; not everything they offer is tried.
 #![allow(dead_code)]
@@ -147,8 +148,8 @@ fn sleep_until<'a, I: Iterator<Item = &'a Park>>(
     }
 }
 
-/// Operations in which every rank tells every other a number, in lines that are used again as soon as their readers
-/// are done, with ranks that sleep at every wait.
+/// Operations in which every rank tells every other a number, in lines that are used again as soon as their
+/// readers are done, with ranks that sleep at every wait.
 fn exchange(count: usize, operations: u64, fences: Fences) {
     let all: Vec<Rank> = (0..count).map(|_| Rank::new()).collect();
     ranks(count, all, move |own, all: &Vec<Rank>| {
@@ -182,7 +183,8 @@ fn ranks_that_sleep_are_woken_and_read_what_was_meant_for_them() {
 
 /// What one rank of a grid shows the others, in the slot of an operation.
 struct Slot {
-    /// Its contribution to the slice of each column, what its row contributes to its own slice, and the result of that.
+    /// Its contribution to the slice of each column, what its row contributes to its own slice, and the
+    /// result of that.
     contributions: Vec<StampedLine>,
     row: StampedLine,
     result: StampedLine,
@@ -254,7 +256,8 @@ fn rounds(count: usize, operations: u64) {
     });
 }
 
-/// Two rows of two; and longer ones with a rank that has no slice, which knows of the other row only by the results.
+/// Two rows of two; and longer ones with a rank that has no slice, which knows of the other row only by the
+/// results.
 #[test]
 fn ranks_in_rounds_read_what_was_meant_for_them() {
     for (count, operations) in [(4, 4), (5, 4)] {

@@ -26,7 +26,8 @@ const SHOWN: [&str; 15] = [
 /// Variables with a secret: a process that knows a job's id may join it.
 const SECRET: [&str; 3] = ["PHALANX_JOB", "PHALANX_TOKEN", "TORCHELASTIC_RUN_ID"];
 
-/// The launcher's variables, and what `phalanx::init()` makes of them. Returns whether it makes a communicator.
+/// The launcher's variables, and what `phalanx::init()` makes of them. Returns whether it makes a
+/// communicator.
 pub fn launcher() -> (Section, bool) {
     let mut lines = set_variables();
     // `init` itself would wait for the other ranks, or disturb them.

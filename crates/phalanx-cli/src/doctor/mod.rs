@@ -2,8 +2,8 @@
 //!
 //! Facts come first and test results last, so that the reason of a failure stands above it.
 //!
-//! Facts about GPUs come from a process of its own: `survey.rs` starts it and reads its lines; `answers.rs`, `gpus.rs` and
-//! `libraries.rs` run in it, and `facts.rs` has the form of a line.
+//! Facts about GPUs come from a process of its own: `survey.rs` starts it and reads its lines; `answers.rs`,
+//! `gpus.rs` and `libraries.rs` run in it, and `facts.rs` has the form of a line.
 
 mod answers;
 mod backends;
@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use survey::Survey;
 use trial::Trial;
 
-/// Surveys and tests the machine, or plays the role that another doctor process asks for. The exit status is 0 if
-/// everything works.
+/// Surveys and tests the machine, or plays the role that another doctor process asks for. The exit status is
+/// 0 if everything works.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     match args.role {
         None => examine(args),

@@ -15,7 +15,8 @@ pub struct DoctorArgs {
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse::ranks, default_value = "2")]
     pub ranks: usize,
 
-    /// Seconds that the driver and the libraries have to answer, and the ranks of a test to wait for each other.
+    /// Seconds that the driver and the libraries have to answer, and the ranks of a test to wait for each
+    /// other.
     #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, default_value = "60")]
     pub timeout: Duration,
 

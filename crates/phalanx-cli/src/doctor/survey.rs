@@ -1,7 +1,7 @@
 //! What the GPUs' drivers and libraries report, found out by a process of its own.
 //!
-//! Loading a library runs its code, and a broken driver may never return. In a process of its own that costs only the
-//! facts that were not printed yet.
+//! Loading a library runs its code, and a broken driver may never return. In a process of its own that costs
+//! only the facts that were not printed yet.
 
 use super::facts::Line;
 use super::section::Section;

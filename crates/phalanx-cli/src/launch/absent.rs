@@ -1,4 +1,5 @@
-//! `phalanx launch` on systems other than Unix, where ranks are threads only: every function returns an error.
+//! `phalanx launch` on systems other than Unix, where ranks are threads only: every function returns an
+//! error.
 
 #[allow(dead_code, reason = "nothing is launched")]
 #[path = "options.rs"]

@@ -2,7 +2,7 @@
 //!
 //! Call [`run`] from the main thread: the kernel kills the ranks when the thread that started them ends.
 
-use super::events::{Event, Events};
+use super::events::{Events, LaunchEvent};
 use super::guard::Guard;
 use super::job::Job;
 use super::nodes::Nodes;
@@ -15,8 +15,8 @@ use rustix::process::Signal;
 
 /// Runs this node's ranks to their end; `nodes` are the other launchers, if there are any.
 ///
-/// Calls `ending` as soon as the ranks are made to end before their time; it may return the outcome that counts
-/// instead.
+/// Calls `ending` as soon as the ranks are made to end before their time; it may return the outcome that
+/// counts instead.
 pub fn run(
     job: &Job,
     placement: &Placement,
@@ -31,7 +31,7 @@ pub fn run(
     let _watch = nodes.map(|nodes| {
         let sender = events.sender();
         nodes.watch(placement.restart, move |notice| {
-            let _ = sender.send(Event::OtherNode(notice));
+            let _ = sender.send(LaunchEvent::OtherNode(notice));
         })
     });
     Supervisor::new(job.timeout, started, events).run(ending)
@@ -60,7 +60,7 @@ fn start(job: &Job, placement: &Placement, events: &Events) -> Result<Started, S
     for (index, rank) in ranks.iter().enumerate() {
         let sender = events.sender();
         rank.watch(move |succeeded| {
-            let _ = sender.send(Event::Ended { index, succeeded });
+            let _ = sender.send(LaunchEvent::Ended { index, succeeded });
         });
     }
     Ok(Started { ranks, guard })

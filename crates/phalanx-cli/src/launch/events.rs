@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-pub enum Event {
+pub enum LaunchEvent {
     /// A rank has ended, and waits to be reaped.
     Ended { index: usize, succeeded: bool },
     /// The launcher got a signal.
@@ -19,29 +19,29 @@ pub enum Event {
 
 /// The queue of events. It lives as long as the launcher, so that no signal is lost between attempts.
 pub struct Events {
-    sender: Sender<Event>,
-    queue: Receiver<Event>,
+    sender: Sender<LaunchEvent>,
+    queue: Receiver<LaunchEvent>,
     _forwarder: Forwarder,
 }
 
 impl Events {
-    /// Catches signals from now on. Call it before the first rank starts: a signal before it ends the launcher and
-    /// not the ranks.
+    /// Catches signals from now on. Call it before the first rank starts: a signal before it ends the
+    /// launcher and not the ranks.
     pub fn catch() -> Result<Events> {
         let (sender, queue) = mpsc::channel();
         let to_queue = sender.clone();
         let forwarder = Forwarder::start(move |signal| {
-            let _ = to_queue.send(Event::Signal(signal));
+            let _ = to_queue.send(LaunchEvent::Signal(signal));
         });
         Ok(Events { sender, queue, _forwarder: forwarder.context("cannot catch signals")? })
     }
 
-    pub fn sender(&self) -> Sender<Event> {
+    pub fn sender(&self) -> Sender<LaunchEvent> {
         self.sender.clone()
     }
 
     /// The next event; `None` when the deadline has passed.
-    pub fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+    pub fn next(&self, deadline: Option<Instant>) -> Option<LaunchEvent> {
         match deadline {
             None => Some(self.queue.recv().expect("there is a sender beside the queue")),
             Some(at) => self.queue.recv_timeout(at.saturating_duration_since(Instant::now())).ok(),

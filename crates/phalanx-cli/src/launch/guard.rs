@@ -1,11 +1,11 @@
 //! The guard: a process that ends a job's processes when the launcher is killed.
 //!
-//! If the launcher is killed, the kernel kills the ranks, but not the processes that they started. The guard notices
-//! the launcher's end by the end of a pipe. It then kills every process that is in a rank's process group, or has the
-//! variables of this node's attempt in its environment.
+//! If the launcher is killed, the kernel kills the ranks, but not the processes that they started. The guard
+//! notices the launcher's end by the end of a pipe. It then kills every process that is in a rank's process
+//! group, or has the variables of this node's attempt in its environment.
 //!
-//! Not found is a process that left its rank's group and also cleared or overwrote its environment, or runs as another
-//! user. If launcher and guard are killed together, only the ranks end.
+//! Not found is a process that left its rank's group and also cleared or overwrote its environment, or runs
+//! as another user. If launcher and guard are killed together, only the ranks end.
 
 use super::placement::Placement;
 use crate::log::say;
@@ -32,7 +32,8 @@ impl Guard {
         let start = || {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::null());
-            // The terminal's signals must not reach it, nor the guard of a job of which this launcher is a rank.
+            // The terminal's signals must not reach it, nor the guard of a job of which this launcher is a
+            // rank.
             command.process_group(0).env_remove("PHALANX_JOB");
             let mut child = command.spawn()?;
             let pipe = child.stdin.take().expect("it is piped");

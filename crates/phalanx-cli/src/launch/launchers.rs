@@ -1,4 +1,5 @@
-//! The launchers of a job: this one alone, or those of several nodes. Runs attempts and decides about restarts.
+//! The launchers of a job: this one alone, or those of several nodes. Runs attempts and decides about
+//! restarts.
 
 use super::attempt;
 use super::events::Events;

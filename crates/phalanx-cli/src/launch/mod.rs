@@ -1,7 +1,7 @@
 //! `phalanx launch`: starts a program several times, as ranks that find each other.
 //!
-//! `phalanx perf -p` and `phalanx doctor` start their ranks with [`own_program`]. On systems other than Unix, `absent.rs`
-//! takes the place of this folder.
+//! `phalanx perf -p` and `phalanx doctor` start their ranks with [`own_program`]. On systems other than Unix,
+//! `absent.rs` takes the place of this folder.
 
 mod attempt;
 mod events;

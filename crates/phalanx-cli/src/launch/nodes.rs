@@ -1,7 +1,7 @@
-//! The launchers of a job's nodes. They join a store, agree on rank numbers, tell each other how their attempts end,
-//! and notice when one of them is lost.
+//! The launchers of a job's nodes. They join a store, agree on rank numbers, tell each other how their
+//! attempts end, and notice when one of them is lost.
 
-use super::events::{Event, Events};
+use super::events::{Events, LaunchEvent};
 use super::outcome::{Notice, Outcome};
 use super::placement::{self, Placement, StoreAddress};
 use super::signals;
@@ -20,7 +20,8 @@ const POLL: Duration = Duration::from_millis(200);
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The other nodes' ranks may run on for any time.
 const NO_TIMEOUT: Duration = Duration::MAX;
-/// Time for the other launchers to end after a signal to this one: more than the supervisor gives their ranks.
+/// Time for the other launchers to end after a signal to this one: more than the supervisor gives their
+/// ranks.
 const PARTING: Duration = Duration::from_secs(10);
 
 /// This node's launcher among the launchers.
@@ -72,8 +73,8 @@ impl Nodes {
         Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
     }
 
-    /// Agrees with the other launchers on an attempt's id and rank numbers. Breaks with the outcome if a signal ended
-    /// the job.
+    /// Agrees with the other launchers on an attempt's id and rank numbers. Breaks with the outcome if a
+    /// signal ended the job.
     pub fn begin_attempt(
         &self,
         restart: u32,
@@ -107,8 +108,8 @@ impl Nodes {
 
     /// Exchanges a message with the other launchers, however long they take.
     ///
-    /// A signal that ends the job is announced to them, and they get [`PARTING`] to end; a second signal cuts that short.
-    /// Both break with the outcome.
+    /// A signal that ends the job is announced to them, and they get [`PARTING`] to end; a second signal cuts
+    /// that short. Both break with the outcome.
     fn exchange(
         &self,
         name: &str,
@@ -119,23 +120,25 @@ impl Nodes {
         let (store, sender, key) = (self.store.clone(), events.sender(), format!("{name} {restart}"));
         std::thread::spawn(move || {
             let all = store.exchange(&key, &own, NO_TIMEOUT).map_err(Into::into);
-            let _ = sender.send(Event::Exchanged(all));
+            let _ = sender.send(LaunchEvent::Exchanged(all));
         });
         // The outcome after a signal, and the end of the wait.
         let mut parting: Option<(Outcome, Instant)> = None;
         loop {
             match (events.next(parting.as_ref().map(|(_, until)| *until)), parting.take()) {
-                (Some(Event::Exchanged(all)), None) => return ControlFlow::Continue(all),
-                (Some(Event::Signal(signal)), None) if signals::is_ending(signal) => {
+                (Some(LaunchEvent::Exchanged(all)), None) => return ControlFlow::Continue(all),
+                (Some(LaunchEvent::Signal(signal)), None) if signals::is_ending(signal) => {
                     let interrupted = Outcome::Interrupted { signal };
                     let outcome = self.announce(restart, &interrupted).unwrap_or(interrupted);
                     parting = Some((outcome, Instant::now() + PARTING));
                 }
-                (Some(Event::Exchanged(_)) | None, Some((outcome, _))) => return ControlFlow::Break(outcome),
-                (Some(Event::Signal(signal)), Some((outcome, _))) if signals::is_ending(signal) => {
+                (Some(LaunchEvent::Exchanged(_)) | None, Some((outcome, _))) => {
                     return ControlFlow::Break(outcome);
                 }
-                (Some(Event::Signal(signals::STOP)), waiting) => {
+                (Some(LaunchEvent::Signal(signal)), Some((outcome, _))) if signals::is_ending(signal) => {
+                    return ControlFlow::Break(outcome);
+                }
+                (Some(LaunchEvent::Signal(signals::STOP)), waiting) => {
                     signals::stop_self();
                     parting = waiting;
                 }
@@ -144,8 +147,8 @@ impl Nodes {
         }
     }
 
-    /// Announces to the other nodes that this node's attempt ends before its time. If another node announced its end
-    /// first, returns that one's notice, which is the outcome of the job.
+    /// Announces to the other nodes that this node's attempt ends before its time. If another node announced
+    /// its end first, returns that one's notice, which is the outcome of the job.
     pub fn announce(&self, restart: u32, outcome: &Outcome) -> Option<Outcome> {
         let own = Notice::of(outcome, self.node, &self.host)?;
         if matches!(outcome, Outcome::OtherNode(_)) {
@@ -155,8 +158,8 @@ impl Nodes {
         Notice::from_bytes(&first).filter(|first| *first != own).map(Outcome::OtherNode)
     }
 
-    /// Calls `on_end` from another thread when the attempt ends on another node, or a node is lost. Stops when the
-    /// result is dropped.
+    /// Calls `on_end` from another thread when the attempt ends on another node, or a node is lost. Stops
+    /// when the result is dropped.
     pub fn watch(&self, restart: u32, on_end: impl FnOnce(Notice) + Send + 'static) -> Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (store, stopped, node) = (self.store.clone(), stop.clone(), self.node);
@@ -176,7 +179,8 @@ impl Nodes {
         Watch { stop, thread: Some(thread) }
     }
 
-    /// Waits until the attempt has ended on all nodes. Returns the job's outcome, and whether all nodes start it again.
+    /// Waits until the attempt has ended on all nodes. Returns the job's outcome, and whether all nodes start
+    /// it again.
     pub fn end_attempt(
         &self,
         restart: u32,

@@ -42,8 +42,8 @@ impl Output {
     }
 }
 
-/// After the end of a rank, its streams are given up when they were silent for this long: its descendants may hold
-/// them open for ever.
+/// After the end of a rank, its streams are given up when they were silent for this long: its descendants may
+/// hold them open for ever.
 pub const LAST_OUTPUT: Duration = Duration::from_millis(500);
 
 /// Lines that the report of a failure shows.
@@ -168,8 +168,8 @@ fn write_line(mut to: impl Write, line: &[u8]) -> io::Result<()> {
 
 /// Reads lines to the end of the stream, and calls `write` for each, with `prefix` in front.
 ///
-/// After a failed `write` only the log goes on. Without a log, or if the output's reader closed its pipe, this
-/// returns: the rank's stream is closed with it, and the rank gets a broken pipe in its turn.
+/// After a failed `write` only the log goes on. Without a log, or if the output's reader closed its pipe,
+/// this returns: the rank's stream is closed with it, and the rank gets a broken pipe in its turn.
 fn pass_on(
     stream: impl Read,
     prefix: &str,

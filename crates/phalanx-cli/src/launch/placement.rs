@@ -31,8 +31,8 @@ pub struct StoreAddress {
 }
 
 impl Placement {
-    /// The placement on the only node, with a store on any port of the loopback interface. The store ends when it is
-    /// dropped.
+    /// The placement on the only node, with a store on any port of the loopback interface. The store ends
+    /// when it is dropped.
     ///
     /// Ranks that communicate over shared memory need no store, so a sandbox without a network is no error.
     pub fn on_one_node(ranks: usize) -> Result<(Option<Server>, Placement)> {

@@ -1,7 +1,7 @@
 //! One rank: a child process with the launcher's variables, in a process group of its own.
 //!
-//! It dies with the launcher. The thread that signals it is also the one that reaps it: a signal can never reach
-//! another process that got the same process id.
+//! It dies with the launcher. The thread that signals it is also the one that reaps it: a signal can never
+//! reach another process that got the same process id.
 
 use super::job::Job;
 use super::log_files::LogFiles;
@@ -41,8 +41,8 @@ impl Rank {
             .stdin(standard_input(number))
             .stdout(job.output.stdio())
             .stderr(job.output.stdio())
-            // Signals then reach a rank's descendants too, and a key press in the terminal reaches the launcher
-            // alone, which forwards it once.
+            // Signals then reach a rank's descendants too, and a key press in the terminal reaches the
+            // launcher alone, which forwards it once.
             .process_group(0);
         die_with_parent(&mut command);
 
@@ -64,7 +64,8 @@ impl Rank {
         Ok(Rank { number, child, pid, readers, tail, log, status: None, reaped: None })
     }
 
-    /// Calls `ended` from another thread when the rank has ended, with whether it succeeded. It does not reap it.
+    /// Calls `ended` from another thread when the rank has ended, with whether it succeeded. It does not reap
+    /// it.
     pub fn watch(&self, ended: impl FnOnce(bool) + Send + 'static) {
         let pid = self.pid;
         std::thread::spawn(move || {
@@ -133,8 +134,8 @@ impl Rank {
     }
 }
 
-/// The launcher's standard input for rank 0, unless it is a terminal: a process that reads a terminal from another
-/// process group is stopped.
+/// The launcher's standard input for rank 0, unless it is a terminal: a process that reads a terminal from
+/// another process group is stopped.
 fn standard_input(rank: usize) -> Stdio {
     use std::io::IsTerminal;
     if rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }

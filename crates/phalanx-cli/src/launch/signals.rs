@@ -38,8 +38,8 @@ impl Forwarder {
     }
 }
 
-/// Tells which signals this process inherited as ignored (from nohup, or a shell's background job). Catching one
-/// would undo that.
+/// Tells which signals this process inherited as ignored (from nohup, or a shell's background job). Catching
+/// one would undo that.
 fn ignored_signals() -> impl Fn(i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();

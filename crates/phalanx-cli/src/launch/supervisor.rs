@@ -2,7 +2,7 @@
 //!
 //! One thread makes every decision, from the queue of events; the other threads only feed the queue.
 
-use super::events::{Event, Events};
+use super::events::{Events, LaunchEvent};
 use super::guard::Guard;
 use super::outcome::{Failure, Outcome};
 use super::rank::Rank;
@@ -51,20 +51,22 @@ impl Supervisor<'_> {
 
     /// Waits for all ranks to end.
     ///
-    /// Calls `ending` with the reason as soon as the ranks are made to end before their time. It may return another
-    /// outcome, which replaces that reason.
+    /// Calls `ending` with the reason as soon as the ranks are made to end before their time. It may return
+    /// another outcome, which replaces that reason.
     pub fn run(mut self, mut ending: impl FnMut(&Outcome) -> Option<Outcome>) -> Outcome {
         while self.job.ranks.iter().any(Rank::is_running) {
             let was_running = matches!(self.phase, Phase::Running);
             match self.next_event() {
-                Some(Event::Ended { index, succeeded }) => {
+                Some(LaunchEvent::Ended { index, succeeded }) => {
                     if let Some(failure) = self.reap(index, succeeded) {
                         self.end_ranks(Outcome::Failed(failure));
                     }
                 }
-                Some(Event::Signal(signal)) => self.handle_signal(signal),
-                Some(Event::OtherNode(notice)) if was_running => self.end_ranks(Outcome::OtherNode(notice)),
-                Some(Event::OtherNode(_) | Event::Exchanged(_)) => {}
+                Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
+                Some(LaunchEvent::OtherNode(notice)) if was_running => {
+                    self.end_ranks(Outcome::OtherNode(notice))
+                }
+                Some(LaunchEvent::OtherNode(_) | LaunchEvent::Exchanged(_)) => {}
                 None => self.handle_deadline(),
             }
             if let Phase::Ending { outcome, .. } = &mut self.phase
@@ -98,13 +100,13 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Waits until the ranks' output has been passed on, however slow its reader is. A signal that ends the job ends
-    /// the wait and is returned.
+    /// Waits until the ranks' output has been passed on, however slow its reader is. A signal that ends the
+    /// job ends the wait and is returned.
     fn wait_for_output(&mut self) -> Option<i32> {
         while !self.job.ranks.iter().all(Rank::is_silent) {
             match self.events.next(Some(Instant::now() + OUTPUT_POLL)) {
-                Some(Event::Signal(signal)) if signals::is_ending(signal) => return Some(signal),
-                Some(Event::Signal(signal)) => self.handle_signal(signal),
+                Some(LaunchEvent::Signal(signal)) if signals::is_ending(signal) => return Some(signal),
+                Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
                 _ => {}
             }
         }
@@ -112,7 +114,7 @@ impl Supervisor<'_> {
     }
 
     /// The next event, or `None` when the next deadline has passed.
-    fn next_event(&self) -> Option<Event> {
+    fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
             Phase::Running => self.deadline,
             Phase::Ending { kill_at, .. } => *kill_at,

@@ -6,7 +6,7 @@ use super::buffer::{Buffer, MARGIN};
 use super::case::Case;
 use super::data::{Content, Flow, Patterns, Segment, patterns};
 use super::figures::figures;
-use super::layout::Layout;
+use super::layout::BufferLengths;
 use super::observer::Observer;
 use super::operation::Place;
 use super::plan::Plan;
@@ -51,9 +51,9 @@ impl Rank<'_> {
     fn run_type(&mut self, dtype: DType) -> Result<u64> {
         let (plan, comm) = (self.plan, self.comm);
         let layouts = plan.layouts(dtype, comm.world_size());
-        let most = |length: fn(&Layout) -> usize| layouts.iter().map(length).max().unwrap_or(0);
+        let most = |length: fn(&BufferLengths) -> usize| layouts.iter().map(length).max().unwrap_or(0);
         let buffer = |len| Buffer::new(comm, len, dtype.size(), plan.registration);
-        let (send, recv) = (buffer(most(|layout| layout.send))?, buffer(most(Layout::larger))?);
+        let (send, recv) = (buffer(most(|layout| layout.send))?, buffer(most(BufferLengths::larger))?);
         let mut buffers = Buffers { send, recv };
 
         let mut wrong = 0;
@@ -73,7 +73,7 @@ impl Rank<'_> {
 
     fn run_row(
         &mut self,
-        layout: Layout,
+        layout: BufferLengths,
         dtype: DType,
         redop: Option<RedOp>,
         root: Option<usize>,
@@ -118,8 +118,8 @@ impl Rank<'_> {
     }
 }
 
-/// Performs one call on known data. Returns this rank's number of wrong elements: results, changed inputs, and anything
-/// written behind the end of the output.
+/// Performs one call on known data. Returns this rank's number of wrong elements: results, changed inputs,
+/// and anything written behind the end of the output.
 fn check(bench: &mut Bench<'_>, patterns: &dyn Patterns, call: u64) -> Result<u64> {
     let comm = bench.case.comm();
     let flow = Flow {

@@ -12,8 +12,8 @@ use std::ops::{Deref, DerefMut, Range};
 /// Elements of the margin.
 pub const MARGIN: usize = 64;
 
-/// Bytes of a cache line, to which every buffer is aligned. Two ranks' small buffers in one line would slow each other
-/// down.
+/// Bytes of a cache line, to which every buffer is aligned. Two ranks' small buffers in one line would slow
+/// each other down.
 const LINE: usize = 64;
 
 /// Private memory that begins at a cache line.
@@ -124,8 +124,9 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes to every cache line of the first `len` elements, like an application that computes new data. Without it,
-    /// operations would find their data in caches. (On a GPU, iterations use different parts of the buffer.)
+    /// Writes to every cache line of the first `len` elements, like an application that computes new data.
+    /// Without it, operations would find their data in caches. (On a GPU, iterations use different parts of
+    /// the buffer.)
     pub fn rewrite(&mut self, len: usize) {
         if let MemoryMut::Host(bytes) = self.view_mut(0..len).memory {
             for byte in bytes.iter_mut().step_by(LINE) {
@@ -134,8 +135,8 @@ impl Buffer {
         }
     }
 
-    /// Calls `write` with each piece of the first `len` elements, which may reach into the margin: the index of the
-    /// piece's first element, and its bytes. Bytes that `write` does not set are unspecified.
+    /// Calls `write` with each piece of the first `len` elements, which may reach into the margin: the index
+    /// of the piece's first element, and its bytes. Bytes that `write` does not set are unspecified.
     pub fn write(&mut self, len: usize, write: &mut dyn FnMut(usize, &mut [u8])) -> Result<()> {
         let (bytes, element) = (self.bytes(0..len), self.element);
         match &mut self.storage {

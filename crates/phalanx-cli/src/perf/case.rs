@@ -3,7 +3,7 @@
 //! Nothing else happens here, because everything here is inside the measured time.
 
 use super::data::{Value, with_value};
-use super::layout::{Layout, weighted_counts, weighted_counts_to};
+use super::layout::{BufferLengths, weighted_counts, weighted_counts_to};
 use super::operation::{Operation, Place};
 use super::reduction::RedOp;
 use super::view::{View, ViewMut};
@@ -12,7 +12,7 @@ use phalanx::{Comm, DType, PreMulSum, ReduceOp, Reduction, Result};
 /// An operation with everything but its buffers.
 pub struct Case<'a> {
     pub operation: Operation,
-    pub layout: Layout,
+    pub layout: BufferLengths,
     pub dtype: DType,
     pub root: usize,
     arguments: Arguments<'a>,
@@ -40,7 +40,7 @@ impl<'a> Case<'a> {
     pub fn new(
         comm: &'a Comm,
         operation: Operation,
-        layout: Layout,
+        layout: BufferLengths,
         dtype: DType,
         redop: RedOp,
         root: usize,
@@ -62,7 +62,8 @@ impl<'a> Case<'a> {
         self.comm().cuda_stream().is_some() && self.operation.has_data()
     }
 
-    /// Performs the operation once, or enqueues it. In place, `recv` is the only buffer and `send` is ignored.
+    /// Performs the operation once, or enqueues it. In place, `recv` is the only buffer and `send` is
+    /// ignored.
     pub fn perform(&self, place: Place, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
         match place {
             Place::OutOfPlace => self.calls.out_of_place(&self.arguments, send, recv),

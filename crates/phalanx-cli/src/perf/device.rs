@@ -10,7 +10,8 @@ use phalanx::{BackendKind, Comm, HostBuffer, Result, nccl, nvshmem};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the host memory through which GPU memory is filled and checked: a multiple of every element's size.
+/// Bytes of the host memory through which GPU memory is filled and checked: a multiple of every element's
+/// size.
 pub const STAGE: usize = 16 << 20;
 
 /// Bytes, at most, of a GPU's description for the other ranks.
@@ -34,8 +35,8 @@ pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>
         size::format(free as u64),
         context.ordinal()
     );
-    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here: its order
-    // suffices.
+    // SAFETY: all memory of this context is allocated, used and freed on the one stream that is made here:
+    // its order suffices.
     unsafe { context.disable_event_tracking() };
     Ok(Some(context.new_stream()?))
 }
@@ -73,8 +74,8 @@ enum Bytes {
     Slice(CudaSlice<u8>),
     /// Registered with NCCL.
     Registered(nccl::Buffer<u8>),
-    /// NVSHMEM's symmetric memory. It is freed with the library: freeing it alone is collective, and a rank that fails
-    /// does not wait for the others.
+    /// NVSHMEM's symmetric memory. It is freed with the library: freeing it alone is collective, and a rank
+    /// that fails does not wait for the others.
     Symmetric(nvshmem::Buffer<u8>),
 }
 
@@ -157,7 +158,8 @@ impl Bytes {
     }
 }
 
-/// NCCL's memory with this registration. NCCL may make memory without it, and figures of that would have a wrong name.
+/// NCCL's memory with this registration. NCCL may make memory without it, and figures of that would have a
+/// wrong name.
 fn registered(comm: &Comm, len: usize, wanted: nccl::Registration) -> anyhow::Result<Bytes> {
     let nccl =
         comm.nccl().context("-R: only NCCL registers GPU memory (and NVSHMEM has symmetric memory, -R 2)")?;

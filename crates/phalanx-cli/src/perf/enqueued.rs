@@ -1,8 +1,8 @@
 //! Times work on a GPU: as the reference benchmark does, and with events.
 //!
-//! The time of an operation is the average of a loop that enqueues many and then waits for the stream: the mean of all
-//! ranks, or what `-a` selects. In a second loop, events between the operations measure each on the GPU, for the
-//! percentiles.
+//! The time of an operation is the average of a loop that enqueues many and then waits for the stream: the
+//! mean of all ranks, or what `-a` selects. In a second loop, events between the operations measure each on
+//! the GPU, for the percentiles.
 
 use super::figures::Times;
 use super::plan::Plan;

@@ -1,13 +1,13 @@
 //! From a size on the command line to buffer lengths.
 //!
-//! A row's size is the larger of a rank's two buffers, as in the reference benchmark. Blocks are not aligned to 16 bytes
-//! as they are there, for GPUs.
+//! A row's size is the larger of a rank's two buffers, as in the reference benchmark. Blocks are not aligned
+//! to 16 bytes as they are there, for GPUs.
 
 use super::operation::Operation;
 
 /// The lengths of one rank's buffers, in elements. They are the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct BufferLengths {
     /// Elements of the send buffer.
     pub send: usize,
     /// Elements of the receive buffer.
@@ -16,10 +16,10 @@ pub struct Layout {
     pub count: usize,
 }
 
-impl Layout {
-    /// The layout for buffers of at most `bytes`, for elements of `element` bytes; `None` if not even one element for
-    /// each rank fits.
-    pub fn new(operation: Operation, bytes: usize, element: usize, ranks: usize) -> Option<Layout> {
+impl BufferLengths {
+    /// The layout for buffers of at most `bytes`, for elements of `element` bytes; `None` if not even one
+    /// element for each rank fits.
+    pub fn new(operation: Operation, bytes: usize, element: usize, ranks: usize) -> Option<BufferLengths> {
         let elements = bytes / element;
         let block = elements / ranks;
         let (send, recv, count) = match operation {
@@ -40,10 +40,10 @@ impl Layout {
                 (total, total, block)
             }
             Operation::Barrier => {
-                return Some(Layout { send: 0, recv: 0, count: 0 });
+                return Some(BufferLengths { send: 0, recv: 0, count: 0 });
             }
         };
-        (count > 0 && send.max(recv) > 0).then_some(Layout { send, recv, count })
+        (count > 0 && send.max(recv) > 0).then_some(BufferLengths { send, recv, count })
     }
 
     /// The elements of the larger buffer, which is the one in place.
@@ -52,8 +52,8 @@ impl Layout {
     }
 }
 
-/// The elements that rank `from` sends to each rank, about `total` in all: none to itself, and to the others in proportion
-/// to their distance above it.
+/// The elements that rank `from` sends to each rank, about `total` in all: none to itself, and to the others
+/// in proportion to their distance above it.
 pub fn weighted_counts(total: usize, ranks: usize, from: usize) -> Vec<usize> {
     (0..ranks).map(|to| weighted_count(total, ranks, from, to)).collect()
 }
@@ -79,8 +79,8 @@ mod tests {
 
     #[test]
     fn the_size_is_the_larger_buffer() {
-        let layout = |operation| Layout::new(operation, 4096, 4, 4).unwrap();
-        let expect = |send, recv, count| Layout { send, recv, count };
+        let layout = |operation| BufferLengths::new(operation, 4096, 4, 4).unwrap();
+        let expect = |send, recv, count| BufferLengths { send, recv, count };
         assert_eq!(layout(Operation::AllReduce), expect(1024, 1024, 1024));
         assert_eq!(layout(Operation::AllGather), expect(256, 1024, 256));
         assert_eq!(layout(Operation::ReduceScatter), expect(1024, 256, 256));
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn sizes_that_hold_no_element_are_left_out() {
-        assert_eq!(Layout::new(Operation::AllReduce, 4, 8, 2), None);
-        assert_eq!(Layout::new(Operation::AllGather, 4, 4, 2), None);
-        assert!(Layout::new(Operation::AllGather, 8, 4, 2).is_some());
-        assert!(Layout::new(Operation::Barrier, 0, 4, 2).is_some());
+        assert_eq!(BufferLengths::new(Operation::AllReduce, 4, 8, 2), None);
+        assert_eq!(BufferLengths::new(Operation::AllGather, 4, 4, 2), None);
+        assert!(BufferLengths::new(Operation::AllGather, 8, 4, 2).is_some());
+        assert!(BufferLengths::new(Operation::Barrier, 0, 4, 2).is_some());
     }
 
     #[test]

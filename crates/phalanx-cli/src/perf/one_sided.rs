@@ -1,14 +1,14 @@
 //! NVSHMEM's operations: every rank reads or writes the memory of the next.
 //!
-//! They are no operations of a communicator, and their memory borrows NVSHMEM's context, so they have their own loops over
-//! types and sizes. Times and checks are the same as for other operations on GPUs.
+//! They are no operations of a communicator, and their memory borrows NVSHMEM's context, so they have their
+//! own loops over types and sizes. Times and checks are the same as for other operations on GPUs.
 
 use super::buffer::{AlignedBytes, MARGIN};
 use super::data::{Content, Flow, Patterns, Segment, patterns};
 use super::device::{STAGE, pieces};
 use super::enqueued::{Enqueued, wait};
 use super::figures::figures;
-use super::layout::Layout;
+use super::layout::BufferLengths;
 use super::observer::Observer;
 use super::operation::{Operation, Place};
 use super::plan::Plan;
@@ -31,7 +31,8 @@ pub fn context(comm: &Comm, plan: &Plan) -> Result<Context> {
         size::format(needed as u64),
         size::format(free as u64)
     );
-    // SAFETY: all memory of this context is allocated, used and freed on NVSHMEM's stream: its order suffices.
+    // SAFETY: all memory of this context is allocated, used and freed on NVSHMEM's stream: its order
+    // suffices.
     unsafe { nvshmem.cuda_context().disable_event_tracking() };
     Ok(nvshmem)
 }
@@ -65,7 +66,7 @@ impl Rank<'_> {
     fn run_type(&mut self, dtype: DType) -> Result<u64> {
         let (plan, ranks) = (self.plan, self.comm.world_size());
         let layouts = plan.layouts(dtype, ranks);
-        let longest = layouts.iter().map(Layout::larger).max().unwrap_or(0);
+        let longest = layouts.iter().map(BufferLengths::larger).max().unwrap_or(0);
         let mut bench = Bench::new(self.comm, self.nvshmem, plan.operation, longest, dtype.size())?;
         let patterns = patterns(dtype, RedOp::Sum, ranks, self.comm.rank());
         let mut total = 0;
@@ -92,7 +93,7 @@ impl Rank<'_> {
     fn measure(
         &mut self,
         bench: &mut Bench<'_>,
-        layout: Layout,
+        layout: BufferLengths,
         patterns: &dyn Patterns,
     ) -> Result<Measurement> {
         let (comm, nvshmem, plan) = (self.comm, self.nvshmem, self.plan);
@@ -165,9 +166,9 @@ impl<'c> Bench<'c> {
         Ok(())
     }
 
-    /// Performs one call on known data. Returns this rank's number of wrong elements: results, changed inputs, and anything
-    /// written behind the end of the output.
-    fn check(&mut self, layout: Layout, patterns: &dyn Patterns, call: u64) -> Result<u64> {
+    /// Performs one call on known data. Returns this rank's number of wrong elements: results, changed
+    /// inputs, and anything written behind the end of the output.
+    fn check(&mut self, layout: BufferLengths, patterns: &dyn Patterns, call: u64) -> Result<u64> {
         let (comm, element, len) = (self.comm, self.element, layout.count);
         let flow = Flow {
             operation: self.operation,

@@ -137,8 +137,8 @@ impl Operation {
         Some(bytes / seconds / 1e9)
     }
 
-    /// Bus bandwidth divided by algorithm bandwidth. Bus bandwidths can be compared with the hardware's, whatever the
-    /// number of ranks.
+    /// Bus bandwidth divided by algorithm bandwidth. Bus bandwidths can be compared with the hardware's,
+    /// whatever the number of ranks.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let n = ranks as f64;
         match self {

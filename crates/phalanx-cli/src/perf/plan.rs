@@ -2,7 +2,7 @@
 //!
 //! Every rank makes the same plan from the same command line.
 
-use super::layout::Layout;
+use super::layout::BufferLengths;
 use super::operation::Operation;
 use super::reduction::RedOp;
 use super::report::Average;
@@ -34,7 +34,8 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     pub backend: Backend,
     pub registration: Registration,
-    /// The loop average that is reported as the time; `None`: the median. On GPUs it always is a loop average.
+    /// The loop average that is reported as the time; `None`: the median. On GPUs it always is a loop
+    /// average.
     pub loop_average: Option<Average>,
     /// Launches of a CUDA graph of all iterations; 0: there is none.
     pub graph_launches: usize,
@@ -92,7 +93,8 @@ impl Roots {
 }
 
 impl Plan {
-    /// The loop average that is the time. In a ping-pong, ranks above 1 do nothing: the greatest is that of the others.
+    /// The loop average that is the time. In a ping-pong, ranks above 1 do nothing: the greatest is that of
+    /// the others.
     pub fn average(&self) -> Average {
         match self.operation {
             Operation::PingPong => Average::Greatest,
@@ -113,9 +115,9 @@ impl Plan {
     }
 
     /// The layouts of the sizes that hold an element of this type for each rank.
-    pub fn layouts(&self, dtype: DType, ranks: usize) -> Vec<Layout> {
+    pub fn layouts(&self, dtype: DType, ranks: usize) -> Vec<BufferLengths> {
         let sizes = self.sizes.iter();
-        sizes.filter_map(|&size| Layout::new(self.operation, size, dtype.size(), ranks)).collect()
+        sizes.filter_map(|&size| BufferLengths::new(self.operation, size, dtype.size(), ranks)).collect()
     }
 
     /// The bytes of the largest buffer.
@@ -131,7 +133,8 @@ impl Plan {
         if let Roots::One(root) = self.roots {
             ensure!(root < ranks, "--root {root} does not exist: the ranks are 0 to {}", ranks - 1);
         }
-        let fits = |dtype: &DType| Layout::new(self.operation, self.largest(), dtype.size(), ranks).is_some();
+        let fits =
+            |dtype: &DType| BufferLengths::new(self.operation, self.largest(), dtype.size(), ranks).is_some();
         ensure!(
             self.dtypes.iter().any(fits),
             "no size up to {} holds one element for each of {ranks} ranks: raise --maxbytes",
@@ -158,8 +161,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the communicator's backend has the operation for a type. A type that was named alone is always tried: the
-    /// library's error has the reason.
+    /// Whether the communicator's backend has the operation for a type. A type that was named alone is always
+    /// tried: the library's error has the reason.
     pub fn can(&self, comm: &Comm, dtype: DType) -> bool {
         let reduced = self.operation.reduces() && comm.backend() == BackendKind::Nccl;
         !(reduced && self.dtypes.len() > 1 && matches!(dtype, DType::I16 | DType::U16))

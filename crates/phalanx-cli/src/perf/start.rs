@@ -13,8 +13,8 @@ const FAR: i64 = 1_000_000_000;
 /// How ranks begin an iteration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Each rank begins when it leaves a barrier. On a host, ranks leave it some 0.1 µs after one another, which is part
-    /// of the measured time.
+    /// Each rank begins when it leaves a barrier. On a host, ranks leave it some 0.1 µs after one another,
+    /// which is part of the measured time.
     Barrier,
     /// All ranks begin at one moment of their common clock, which they read every 20 ns.
     Moment,

@@ -1,8 +1,8 @@
 //! Times an operation.
 //!
-//! Calls that are complete when they return: before each timed iteration every rank rewrites its buffers, and the ranks
-//! wait to begin together (`start.rs`). The time of an iteration is that of its slowest rank. Work on a GPU: see
-//! `enqueued.rs`.
+//! Calls that are complete when they return: before each timed iteration every rank rewrites its buffers, and
+//! the ranks wait to begin together (`start.rs`). The time of an iteration is that of its slowest rank. Work
+//! on a GPU: see `enqueued.rs`.
 
 use super::buffer::Buffer;
 use super::case::Case;
@@ -35,8 +35,8 @@ pub struct Bench<'a> {
 impl Bench<'_> {
     /// Measures the case. Collective.
     pub fn measure(&mut self, plan: &Plan, cores: usize) -> Result<Times> {
-        // No reduction changes zeros, however often it is repeated in place: nothing overflows, and there are no denormal
-        // numbers, with which some processors are slow.
+        // No reduction changes zeros, however often it is repeated in place: nothing overflows, and there are
+        // no denormal numbers, with which some processors are slow.
         let enqueued = self.case.is_enqueued();
         let (read, written) = (self.read_len(), self.written_len());
         self.send.zero(if enqueued { self.send.len() } else { read })?;
@@ -56,7 +56,8 @@ impl Bench<'_> {
         case.perform(place, &send, &mut recv)
     }
 
-    /// The arguments of a call. They are made before the clock starts: that takes 10 ns, and a short operation 200 ns.
+    /// The arguments of a call. They are made before the clock starts: that takes 10 ns, and a short
+    /// operation 200 ns.
     fn prepared(&mut self, part: usize) -> (&Case<'_>, Place, View<'_>, ViewMut<'_>) {
         let range = |len: usize| len * part..len * (part + 1);
         let (send, recv) = (range(self.read_len()), range(self.written_len()));
@@ -154,8 +155,8 @@ impl Bench<'_> {
     }
 }
 
-/// Iterations for a steady median: many of a short operation, few of a long one. A tenth of them if ranks share cores, or
-/// are so many that an iteration takes long.
+/// Iterations for a steady median: many of a short operation, few of a long one. A tenth of them if ranks
+/// share cores, or are so many that an iteration takes long.
 fn usual_iterations(bytes: usize, ranks: usize, cores: usize) -> usize {
     let iterations = match bytes {
         0..=0x1_0000 => 20_000,

@@ -106,8 +106,8 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-// SAFETY: the memory is that of a slice or of cudarc's view, both of which keep the contract for their bytes. The bytes
-// are whole elements and aligned, and all bit patterns of an element are valid.
+// SAFETY: the memory is that of a slice or of cudarc's view, both of which keep the contract for their bytes.
+// The bytes are whole elements and aligned, and all bit patterns of an element are valid.
 unsafe impl<T: Element> Source for Typed<&View<'_>, T> {
     type Elem = T;
 

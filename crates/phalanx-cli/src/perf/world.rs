@@ -63,7 +63,8 @@ impl World {
         }
     }
 
-    /// Checks the plan against the number of ranks and this machine, as far as that is possible before there are ranks.
+    /// Checks the plan against the number of ranks and this machine, as far as that is possible before there
+    /// are ranks.
     pub fn check(self, plan: &Plan) -> Result<()> {
         let (World::Threads(ranks) | World::Processes(ranks)) = self else {
             return Ok(());

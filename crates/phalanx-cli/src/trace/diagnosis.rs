@@ -1,4 +1,5 @@
-//! Finds the ranks at fault: the ones that the communicator's failure names, or else the ones whose calls differ.
+//! Finds the ranks at fault: the ones that the communicator's failure names, or else the ones whose calls
+//! differ.
 
 use super::merge::{Merged, last_collective};
 use super::record::{Failure, FlightRecord, Operation, State};
@@ -109,8 +110,8 @@ fn activity(merged: &Merged, rank: usize) -> String {
     }
 }
 
-/// The minority of ranks that made a different call with the same sequence number: this one, or any of the last common
-/// ones.
+/// The minority of ranks that made a different call with the same sequence number: this one, or any of the
+/// last common ones.
 fn different(merged: &Merged, sequence: Option<u64>) -> Option<Finding> {
     let sequences = match sequence {
         Some(sequence) => vec![sequence],

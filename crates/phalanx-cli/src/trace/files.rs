@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// All records in these files and folders. A file that is no record is an error; in a folder it is left out, with a
-/// message.
+/// All records in these files and folders. A file that is no record is an error; in a folder it is left out,
+/// with a message.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<FlightRecord>> {
     let mut records = Vec::new();
     for path in paths {

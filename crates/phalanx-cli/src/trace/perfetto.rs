@@ -1,5 +1,5 @@
-//! The timeline in Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each communicator.
-//! Messages overlap, and are asynchronous events.
+//! The timeline in Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each
+//! communicator. Messages overlap, and are asynchronous events.
 
 use super::merge::Merged;
 use super::record::{Operation, State};

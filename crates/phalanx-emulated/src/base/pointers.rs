@@ -1,7 +1,7 @@
 //! Pointers that C callers pass: [`In`] for arguments, [`Out`] for results.
 //!
-//! A value of these types exists only as an argument of an exported function. The C caller guarantees that it is null
-//! or valid as the function's documentation demands, so the methods are not `unsafe`.
+//! A value of these types exists only as an argument of an exported function. The C caller guarantees that it
+//! is null or valid as the function's documentation demands, so the methods are not `unsafe`.
 
 use std::ffi::{CStr, c_char};
 
@@ -31,7 +31,8 @@ impl<T> Clone for In<T> {
 
 impl<T> Copy for In<T> {}
 
-// SAFETY: the C caller keeps the place valid until the result is there, also if another thread writes it late.
+// SAFETY: the C caller keeps the place valid until the result is there, also if another thread writes it
+// late.
 unsafe impl<T: Send> Send for Out<T> {}
 
 impl<T> Out<T> {

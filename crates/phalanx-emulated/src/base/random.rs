@@ -30,8 +30,8 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Sleeps for a time in the range of `EMULATED_DELAY_US`. About half of the sleeps are the shortest, so that
-    /// tests meet both outcomes of a race.
+    /// Sleeps for a time in the range of `EMULATED_DELAY_US`. About half of the sleeps are the shortest, so
+    /// that tests meet both outcomes of a race.
     pub fn delay(&self) {
         let (least, most) = settings().delay_us;
         let extra = if self.chance(0.5) { self.below((most - least) as usize + 1) as u64 } else { 0 };

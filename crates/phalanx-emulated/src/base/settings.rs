@@ -169,7 +169,7 @@ fn text(name: &str) -> Option<String> {
 }
 
 fn bad(name: &str, text: &str) -> ! {
-    violation("settings", format!("{name}={text} cannot be understood"))
+    violation("settings", format!("{name}={text} is not a valid value"))
 }
 
 fn value<T: FromStr>(name: &str, default: T) -> T {
@@ -254,8 +254,8 @@ pub(crate) enum When {
     Late,
 }
 
-/// The code with which this call of a function fails, if the settings say so. With `rank`, the calls on communicators
-/// in which this process has that rank are counted; without, all calls.
+/// The code with which this call of a function fails, if the settings say so. With `rank`, the calls on
+/// communicators in which this process has that rank are counted; without, all calls.
 pub(crate) fn failure(when: When, function: &str, rank: Option<i32>) -> Option<i32> {
     /// Calls are counted by function and rank.
     type Counted = (When, String, Option<i32>);

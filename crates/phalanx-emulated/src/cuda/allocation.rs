@@ -1,7 +1,7 @@
 //! The functions that allocate and free memory, and that describe pointers.
 
 use super::capture;
-use super::context::{Context, current};
+use super::context::{CudaContext, current};
 use super::device::index;
 use super::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use super::memory::{self, Allocation, Kind};
@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 /// Allocates memory of a device that is accessible at once.
-pub fn allocate(context: &Context, kind: Kind, size: usize) -> Result<u64, Code> {
+pub fn allocate(context: &CudaContext, kind: Kind, size: usize) -> Result<u64, Code> {
     if size == 0 {
         return Err(INVALID_VALUE);
     }
@@ -51,7 +51,8 @@ fn free_in(function: &'static str, stream: &Arc<Stream>, address: u64) -> Answer
     stream.enqueue(Arc::new(Plain(move || memory::close(address))))
 }
 
-/// Frees at once, also while work uses the memory. CUDA may wait for the device here, but does not promise it.
+/// Frees at once, also while work uses the memory. CUDA may wait for the device here, but does not promise
+/// it.
 pub fn free(function: &'static str, address: u64, kinds: &[Kind]) -> Answer {
     if address != 0 {
         memory::announce_free(function, address, kinds);

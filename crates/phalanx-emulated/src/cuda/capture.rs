@@ -105,8 +105,8 @@ pub fn refuse_in(context: Handle) -> Answer {
     refuse_if(|capture| capture.context == context)
 }
 
-/// Refuses a call that might wait for other work, such as an allocation or a free: in a thread that captures, and in
-/// every thread during a capture in global mode.
+/// Refuses a call that might wait for other work, such as an allocation or a free: in a thread that captures,
+/// and in every thread during a capture in global mode.
 pub fn refuse_unsafe_call() -> Answer {
     let me = std::thread::current().id();
     refuse_if(|capture| capture.mode != RELAXED && (capture.thread == me || capture.mode == GLOBAL))

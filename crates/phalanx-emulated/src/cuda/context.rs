@@ -20,7 +20,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
 /// A context: a device's streams and memory.
-pub struct Context {
+pub struct CudaContext {
     pub handle: Handle,
     pub device: usize,
     streams: Arc<Streams>,
@@ -28,13 +28,13 @@ pub struct Context {
     peers: Mutex<HashSet<Handle>>,
 }
 
-static CONTEXTS: Handles<Context> = Handles::new("context");
+static CONTEXTS: Handles<CudaContext> = Handles::new("context");
 
 /// The primary context of each device that has one.
 static PRIMARY: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
 
 struct Primary {
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
     /// How many times it was retained and not released.
     retained: usize,
 }
@@ -43,11 +43,11 @@ thread_local! {
     static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Context {
-    fn start(device: usize) -> Arc<Context> {
+impl CudaContext {
+    fn start(device: usize) -> Arc<CudaContext> {
         let handle = handles::fresh();
         let streams = Streams::start(handle, device);
-        let context = Arc::new(Context { handle, device, streams, peers: Mutex::default() });
+        let context = Arc::new(CudaContext { handle, device, streams, peers: Mutex::default() });
         CONTEXTS.insert(context.handle, Arc::clone(&context));
         context
     }
@@ -95,7 +95,7 @@ impl Context {
 }
 
 /// The context that is current in this thread.
-pub fn current() -> Result<Arc<Context>, Code> {
+pub fn current() -> Result<Arc<CudaContext>, Code> {
     check_initialized()?;
     let handle = CURRENT.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0);
     CONTEXTS.find(handle.ok_or(INVALID_CONTEXT)?).ok_or(CONTEXT_IS_DESTROYED)
@@ -108,13 +108,13 @@ fn set_current(handle: Handle) {
     });
 }
 
-fn retain(device: usize) -> Arc<Context> {
+fn retain(device: usize) -> Arc<CudaContext> {
     let mut all = lock(&PRIMARY);
     if let Some(primary) = all.iter_mut().find(|primary| primary.context.device == device) {
         primary.retained += 1;
         return Arc::clone(&primary.context);
     }
-    let context = Context::start(device);
+    let context = CudaContext::start(device);
     all.push(Primary { context: Arc::clone(&context), retained: 1 });
     context
 }
@@ -133,9 +133,10 @@ fn release(function: &'static str, device: usize) -> Answer {
     Ok(())
 }
 
-/// The context that the CUDA runtime, and so NCCL, uses on a device: the primary one, retained until the process ends.
-pub fn runtime_context(device: usize) -> Arc<Context> {
-    static RETAINED: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+/// The context that the CUDA runtime, and so NCCL, uses on a device: the primary one, retained until the
+/// process ends.
+pub fn runtime_context(device: usize) -> Arc<CudaContext> {
+    static RETAINED: Mutex<Vec<Arc<CudaContext>>> = Mutex::new(Vec::new());
     let mut retained = lock(&RETAINED);
     let known = retained.iter().find(|context| context.device == device).map(Arc::clone);
     known.unwrap_or_else(|| {
@@ -178,7 +179,7 @@ pub fn runtime_on_device<T>(device: usize, run: impl FnOnce() -> T) -> T {
 }
 
 /// The context of a handle.
-pub fn find(handle: Handle) -> Result<Arc<Context>, Code> {
+pub fn find(handle: Handle) -> Result<Arc<CudaContext>, Code> {
     CONTEXTS.find(handle).ok_or(INVALID_CONTEXT)
 }
 
@@ -290,14 +291,15 @@ exported! {
 }
 
 /// Lets work of a context access another's memory. Refused during a capture in either, whatever its mode.
-fn enable_access(context: &Context, peer: &Context) -> Answer {
+fn enable_access(context: &CudaContext, peer: &CudaContext) -> Answer {
     if capture::any_in(context.handle) || capture::any_in(peer.handle) {
         return Err(STREAM_CAPTURE_UNSUPPORTED);
     }
     if lock(&context.peers).insert(peer.handle) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
 }
 
-/// Enables access from one device to another, unless it is enabled already. NCCL does so to connect two ranks of this process.
+/// Enables access from one device to another, unless it is enabled already. NCCL does so to connect two ranks
+/// of this process.
 pub fn runtime_enable_access(device: usize, peer: usize) -> Answer {
     let (context, peer) = (runtime_context(device), runtime_context(peer));
     if lock(&context.peers).contains(&peer.handle) {
@@ -310,7 +312,7 @@ pub fn runtime_enable_access(device: usize, peer: usize) -> Answer {
 }
 
 fn create(to: Out<Handle>, device: c_int) -> Answer {
-    let context = Context::start(index(device)?);
+    let context = CudaContext::start(index(device)?);
     CURRENT.with_borrow_mut(|stack| stack.push(context.handle));
     to.set(context.handle);
     Ok(())

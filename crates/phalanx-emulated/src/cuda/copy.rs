@@ -1,7 +1,7 @@
 //! Copies and fills.
 //!
-//! As in CUDA, pageable host memory is read and written before the call returns. Other memory is accessed when the
-//! stream reaches the copy.
+//! As in CUDA, pageable host memory is read and written before the call returns. Other memory is accessed
+//! when the stream reaches the copy.
 
 use super::context::{self, current};
 use super::error::INVALID_VALUE;

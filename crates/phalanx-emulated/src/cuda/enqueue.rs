@@ -1,4 +1,5 @@
-//! How work gets into a stream: into its queue, or into the graph of the capture that the stream takes part in.
+//! How work gets into a stream: into its queue, or into the graph of the capture that the stream takes part
+//! in.
 
 use super::capture::{Capture, Member, Point};
 use super::error::{

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 /// An event: the point at which it was last recorded.
-pub struct Event {
+pub struct CudaEvent {
     context: Handle,
     timed: bool,
     state: Mutex<State>,
@@ -33,12 +33,12 @@ enum State {
     Captured(Point),
 }
 
-static EVENTS: Handles<Event> = Handles::new("event");
+static EVENTS: Handles<CudaEvent> = Handles::new("event");
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
 
-impl Event {
+impl CudaEvent {
     fn state(&self) -> State {
         lock(&self.state).clone()
     }
@@ -91,7 +91,7 @@ exported! {
         }
         let handle = handles::fresh();
         let timed = flags & DISABLE_TIMING == 0;
-        EVENTS.insert(handle, Arc::new(Event { context, timed, state: Mutex::default() }));
+        EVENTS.insert(handle, Arc::new(CudaEvent { context, timed, state: Mutex::default() }));
         event.set(handle);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Allocations, and checks of every access.
 //!
 //! Each device has a range of addresses, and page-locked host memory has another. Addresses are used once. An
-//! allocation ends, up to the alignment of 256 bytes, at an inaccessible page; once freed, it is inaccessible itself.
-//! The emulator checks its own reads and writes against the list of allocations first, since a message says more than
-//! a crash.
+//! allocation ends, up to the alignment of 256 bytes, at an inaccessible page; once freed, it is inaccessible
+//! itself. The emulator checks its own reads and writes against the list of allocations first, since a
+//! message says more than a crash.
 
 use super::error::OUT_OF_MEMORY;
 use crate::base::call::Code;
@@ -108,7 +108,7 @@ pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Resul
     }
     let bytes = pages(size) + PAGE;
     if arena.next + bytes > arena.start + ARENA {
-        violation("memory", "this process has used up the emulator's addresses");
+        violation("memory", "the emulator has no free addresses left for this process");
     }
     // NCCL's memory is aligned for windows. Other allocations end where their last page ends.
     let offset = if kind == Kind::Nccl { 0 } else { pages(size) - size.next_multiple_of(ALIGNMENT) };
@@ -144,7 +144,7 @@ impl Arena {
             unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA as usize, ProtFlags::empty(), flags) };
         match start {
             Ok(start) => Arena { start: start as u64, next: start as u64, used: 0 },
-            Err(error) => violation("memory", format!("no room for a device's addresses: {error}")),
+            Err(error) => violation("memory", format!("cannot reserve a device's address range: {error}")),
         }
     }
 }
@@ -160,7 +160,7 @@ impl Allocation {
         // SAFETY: the pages belong to this allocation alone. An access to freed memory crashes, as it should.
         let done = unsafe { mprotect(start, len, access) };
         if let Err(error) = done {
-            violation("memory", format!("the access to {len} bytes cannot be changed: {error}"));
+            violation("memory", format!("cannot change the protection of {len} bytes: {error}"));
         }
     }
 }
@@ -210,7 +210,7 @@ pub fn close(address: u64) {
     // SAFETY: the pages belong to this allocation alone, which has been freed.
     let given_back = unsafe { madvise(start, len, Advice::LinuxDontNeed) };
     if let Err(error) = given_back {
-        violation("memory", format!("{len} bytes cannot be given back: {error}"));
+        violation("memory", format!("cannot unmap {len} bytes: {error}"));
     }
     let (size, place) =
         (allocation.size, if allocation.kind == Kind::Host { HOST } else { allocation.device });
@@ -331,7 +331,8 @@ impl Range {
     pub fn read(&self) -> Vec<u8> {
         self.check(When::Performed);
         let mut bytes = vec![0; self.len];
-        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is intended.
+        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is
+        // intended.
         unsafe { std::ptr::copy_nonoverlapping(self.address as *const u8, bytes.as_mut_ptr(), self.len) };
         bytes
     }
@@ -340,7 +341,8 @@ impl Range {
     pub fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.len, "a write stays in its range");
         self.check(When::Performed);
-        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is intended.
+        // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is
+        // intended.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, bytes.len()) };
     }
 

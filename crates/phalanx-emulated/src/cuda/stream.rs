@@ -19,7 +19,8 @@ const PER_THREAD: Handle = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
-/// The stream of a handle. Default streams are those of the current context. A handle without a stream is a violation.
+/// The stream of a handle. Default streams are those of the current context. A handle without a stream is a
+/// violation.
 pub fn find(function: &'static str, handle: Handle) -> Result<Arc<Stream>, Code> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(current()?.legacy())),
@@ -71,7 +72,7 @@ exported! {
         }
         let stream = find(FUNCTION, handle)?;
         if stream.capture().is_some() {
-            violation(FUNCTION, "the stream takes part in a capture");
+            violation(FUNCTION, "the stream is being captured");
         }
         // Work that is in it is still performed.
         STREAMS.end(FUNCTION, handle, FUNCTION).close();

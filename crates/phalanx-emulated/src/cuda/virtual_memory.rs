@@ -1,4 +1,5 @@
-//! Virtual memory management: physical memory, which is an unnamed file, and the addresses where it is mapped.
+//! Virtual memory management: physical memory, which is an unnamed file, and the addresses where it is
+//! mapped.
 
 use super::context::current;
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY};
@@ -183,7 +184,7 @@ exported! {
     fn cuMemUnmap(start: u64, size: usize) {
         match lock(&MAPPED).remove(&start) {
             Some((len, _)) if len == size => {}
-            _ => violation(FUNCTION, format!("nothing of {size} bytes is mapped at {start:#x}")),
+            _ => violation(FUNCTION, format!("no mapping of {size} bytes starts at {start:#x}")),
         }
         memory::disown(FUNCTION, start);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;

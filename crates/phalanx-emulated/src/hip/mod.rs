@@ -30,15 +30,15 @@ fn enter() -> Answer {
     Ok(())
 }
 
-/// A layout of `hipDeviceProp_t`: its size, and the offsets of the total memory and the architecture, in bytes. The name
-/// is at offset 0.
-struct Layout {
+/// A layout of `hipDeviceProp_t`: its size, and the offsets of the total memory and the architecture, in
+/// bytes. The name is at offset 0.
+struct PropertiesLayout {
     size: usize,
     memory: usize,
     architecture: usize,
 }
 
-fn put_properties(to: Out<u8>, layout: &Layout, device: c_int) -> Answer {
+fn put_properties(to: Out<u8>, layout: &PropertiesLayout, device: c_int) -> Answer {
     enter()?;
     let index = device::index(device)?;
     if to.is_null() {
@@ -84,11 +84,11 @@ exported! {
     }
 
     fn hipGetDevicePropertiesR0600(properties: Out<u8>, device: c_int) {
-        put_properties(properties, &Layout { size: 1472, memory: 288, architecture: 1160 }, device)
+        put_properties(properties, &PropertiesLayout { size: 1472, memory: 288, architecture: 1160 }, device)
     }
 
     fn hipGetDeviceProperties(properties: Out<u8>, device: c_int) {
-        put_properties(properties, &Layout { size: 792, memory: 256, architecture: 396 }, device)
+        put_properties(properties, &PropertiesLayout { size: 792, memory: 256, architecture: 396 }, device)
     }
 
     fn hipDeviceSynchronize() {

@@ -93,7 +93,8 @@ impl Config {
     /// Ends the process if the caller changed or freed the name.
     pub fn check_name(&self, function: &str) {
         let Some(name) = &self.name else { return };
-        // SAFETY: `ncclConfig_t` demands that the name outlives the communicator; a freed name may crash here.
+        // SAFETY: `ncclConfig_t` demands that the name outlives the communicator; a freed name may crash
+        // here.
         let text = unsafe { CStr::from_ptr(name.address as *const c_char) };
         if text.to_bytes() != name.text {
             violation(function, "the communicator's name (commName) was changed or freed");

@@ -103,7 +103,7 @@ fn finish(function: &'static str) -> Answer {
         return Err(group.error);
     }
     if !group.jobs.is_empty() && !group.queued.is_empty() {
-        violation(function, "a group has operations and begins, derives or ends communicators");
+        violation(function, "the group has operations and also creates, splits or destroys communicators");
     }
     let communicators = || {
         group
@@ -156,7 +156,7 @@ nccl! {
             return Err(group.error);
         }
         if group.queued.iter().any(|queued| !queued.operation.kind.is_collective()) {
-            violation(FUNCTION, "messages are simulated, which the library then keeps in mind");
+            violation(FUNCTION, "the group has sends or receives: the library would keep them after the simulation");
         }
         let Some(mut known) = info.as_in().get() else { return Ok(()) };
         if known.magic != 0x7468_5283 {

@@ -60,7 +60,8 @@ pub fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
     Err(IN_PROGRESS)
 }
 
-/// Whether this launch hangs (`EMULATED_HANG_INSIDE`), as NCCL does while it connects to a rank that never arrives.
+/// Whether this launch hangs (`EMULATED_HANG_INSIDE`), as NCCL does while it connects to a rank that never
+/// arrives.
 fn hangs() -> bool {
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
     settings().hang_inside.is_some_and(|nth| LAUNCHES.fetch_add(1, Ordering::Relaxed) + 1 == nth)

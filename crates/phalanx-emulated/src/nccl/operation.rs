@@ -207,7 +207,7 @@ impl Operation {
         if self.kind.in_place(self.communicator.rank).map(|blocks| blocks * self.block() as i64)
             != Some(apart)
         {
-            violation(self.function, "the buffers overlap, and not in the way of the operation in place");
+            violation(self.function, "the buffers overlap, but not as an in-place operation");
         }
     }
 

@@ -315,7 +315,7 @@ impl Started {
         let ours = operation.fingerprint();
         let rank = operation.communicator.rank;
         let words = "operation, root, count, type, reduction";
-        violation(operation.function, format!("{theirs} where rank {rank} calls {ours:?} ({words})"))
+        violation(operation.function, format!("{theirs}, but rank {rank} calls {ours:?} ({words})"))
     }
 }
 

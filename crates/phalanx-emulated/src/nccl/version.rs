@@ -9,7 +9,8 @@ pub const FINALIZE_WAITS_FOR_ALL: c_int = 23100;
 pub const SEVERAL_SIGNALS: c_int = 23100;
 /// From here on several ranks may use one GPU, if the environment allows it.
 pub const SHARED_GPUS: c_int = 23003;
-/// From here on registration asks for the allocation's handle (`ncclRegister`), which pool memory does not have.
+/// From here on registration asks for the allocation's handle (`ncclRegister`), which pool memory does not
+/// have.
 pub const REGISTRATION_NEEDS_HANDLE: c_int = 23007;
 
 /// Whether the reported version is this release or a later one.

@@ -33,8 +33,8 @@ const ROUND: usize = 32 << 10;
 /// Scratch memory of the library's own kernels for the parts of a reduce_scatter, in bytes.
 const PARTS: usize = 256 << 10;
 
-/// The wrong result of the library's own kernels for a reduction in place that needs several rounds: in each round a PE
-/// sends its partial result, and not its contribution.
+/// The wrong result of the library's own kernels for a reduction in place that needs several rounds: in each
+/// round a PE sends its partial result, and not its contribution.
 fn in_rounds(merge: &Merge, me: usize, parts: Vec<Vec<u8>>) -> Vec<u8> {
     let n = parts.len();
     let mut held = parts;

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// The stream of a call. A stream of another device is a violation.
 pub fn queue(function: &'static str, pe: &Pe, handle: Handle) -> Arc<Stream> {
-    let Ok(stream) = stream::find(function, handle) else { violation(function, "the stream is none") };
+    let Ok(stream) = stream::find(function, handle) else { violation(function, "the stream does not exist") };
     if stream.context != pe.context.handle {
-        violation(function, "the stream is another device's");
+        violation(function, "the stream belongs to another device");
     }
     stream
 }
@@ -35,8 +35,8 @@ pub fn awaited(pe: &Pe) -> Vec<Arc<AtomicBool>> {
     state.awaited.clone()
 }
 
-/// Performs all pending operations, after the streams of `awaited` have reached theirs. The library's internal streams wait
-/// for those streams, and quiet waits for the internal streams.
+/// Performs all pending operations, after the streams of `awaited` have reached theirs. The library's
+/// internal streams wait for those streams, and quiet waits for the internal streams.
 pub fn complete(pe: &Pe, awaited: &[Arc<AtomicBool>]) {
     while awaited.iter().any(|reached| !reached.load(Ordering::Acquire)) {
         std::thread::sleep(Duration::from_micros(20));

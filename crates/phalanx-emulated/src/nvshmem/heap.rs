@@ -32,14 +32,15 @@ pub fn place(pe: &Pe, alignment: u64, bytes: u64, growth: u64) -> Option<u64> {
     let start = state.next.next_multiple_of(alignment.max(PAGE));
     state.next = (start + bytes).next_multiple_of(PAGE) + PAGE;
     if state.next > HEAP as u64 {
-        violation("nvshmem_malloc", "this process has used up the emulator's addresses");
+        violation("nvshmem_malloc", "the emulator has no free addresses left for this process");
     }
     state.used += bytes;
     state.allocations.insert(start, bytes);
     Some(start)
 }
 
-/// Whether an address is in the part of a growing heap that has memory: the allocations and the free bytes behind them.
+/// Whether an address is in the part of a growing heap that has memory: the allocations and the free bytes
+/// behind them.
 pub fn is_mapped(address: u64) -> bool {
     let Some(pe) = process::pe().filter(|_| settings().symmetric_size.is_none()) else { return false };
     let (heap, state) = (pe.world.heap(pe.pe), lock(&pe.state));

@@ -56,12 +56,13 @@ const BY_ENVIRONMENT: c_uint = 0;
 /// `NVSHMEMX_INIT_WITH_UNIQUEID`.
 const BY_UNIQUE_ID: c_uint = 8;
 
-/// Whether PEs were found by the environment. That lasts until the process ends: later initialisations use it too.
+/// Whether PEs were found by the environment. That lasts until the process ends: later initialisations use it
+/// too.
 static IS_KEPT: AtomicBool = AtomicBool::new(false);
 
 fn check_version(function: &'static str, what: &str, word: c_int, size: c_int) {
     if word != (1 << 16) + size {
-        violation(function, format!("the version word of {what} is {word:#x}"));
+        violation(function, format!("{what} has the invalid version {word:#x}"));
     }
 }
 
@@ -156,8 +157,8 @@ nvshmem! {
     }
 }
 
-/// Checks at the process's exit that NVSHMEM was finalised. Registered at every initialisation, as the library does: the
-/// last one runs before the functions that the program registered earlier.
+/// Checks at the process's exit that NVSHMEM was finalised. Registered at every initialisation, as the
+/// library does: the last one runs before the functions that the program registered earlier.
 extern "C" fn check_finalized() {
     if process::status() >= IS_INITIALIZED {
         violation("exit", "NVSHMEM was not finalized");
@@ -186,9 +187,9 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
     }
     let is_kept = IS_KEPT.load(Ordering::Relaxed);
     if process::status() != if is_kept { IS_BOOTSTRAPPED } else { NOT_INITIALIZED } {
-        violation(function, "the library is initialised, or failed to be, already");
+        violation(function, "the library was initialised before, or failed to initialise");
     }
-    let Ok(context) = current() else { violation(function, "no device is current") };
+    let Ok(context) = current() else { violation(function, "the thread has no current device") };
     let found = match flags {
         _ if is_kept => by_environment(),
         BY_ENVIRONMENT => by_environment(),
@@ -196,7 +197,7 @@ fn begin(function: &'static str, flags: c_uint, attr: Out<Attributes>) -> c_int 
             let Some(attr) = attr.as_in().get() else { return INVALID_VALUE };
             by_unique_id(function, attr)
         }
-        _ => violation(function, format!("the flags {flags} are none")),
+        _ => violation(function, format!("the flags {flags} are not valid")),
     };
     let Some((world, rank, ranks)) = found else { return INTERNAL };
     IS_KEPT.fetch_or(flags == BY_ENVIRONMENT, Ordering::Relaxed);
@@ -256,8 +257,8 @@ fn find_peers() -> std::io::Result<(World, usize, usize)> {
     }
 }
 
-/// Tells the process manager at the process's exit that nothing failed. Hydra ends the other ranks of a rank that ends
-/// without it.
+/// Tells the process manager at the process's exit that nothing failed. Hydra ends the other ranks of a rank
+/// that ends without it.
 extern "C" fn leave_process_manager() {
     if let Some(manager) = lock(&MANAGER).as_mut() {
         let _ = manager.leave();

@@ -15,8 +15,8 @@ use std::os::fd::AsRawFd;
 /// The team of all PEs. Each of these functions is a barrier of it.
 const WORLD: c_int = 0;
 
-/// Allocates at the same offset of all PEs' heaps. Returns 0 without room, or for 0 bytes. `growth` is the number of bytes
-/// by which the library lets its heap grow, rounded up.
+/// Allocates at the same offset of all PEs' heaps. Returns 0 without room, or for 0 bytes. `growth` is the
+/// number of bytes by which the library lets its heap grow, rounded up.
 fn allocate(function: &'static str, alignment: u64, bytes: usize, growth: u64, fill: u8) -> u64 {
     initialized(function, |pe| {
         if bytes == 0 {
@@ -59,7 +59,7 @@ nvshmem! {
 
     fn nvshmem_align(alignment: usize, bytes: usize) -> u64 {
         if !alignment.is_power_of_two() || alignment < 8 {
-            violation(FUNCTION, format!("the alignment {alignment} is no power of two from 8 on"));
+            violation(FUNCTION, format!("the alignment {alignment} is not a power of two, or is below 8"));
         }
         allocate(FUNCTION, alignment as u64, bytes, bytes as u64 + alignment as u64, GARBAGE)
     }
@@ -142,7 +142,7 @@ nvshmem! {
         initialized(FUNCTION, |pe| {
             let offset = pe.symmetric(FUNCTION, "the memory", address, 1);
             if lock(&pe.state).mapped.remove(&offset) != Some(bytes as u64) {
-                violation(FUNCTION, format!("{bytes} bytes at {address:#x} are nothing that was registered"));
+                violation(FUNCTION, format!("no registration has {bytes} bytes at {address:#x}"));
             }
             pe.check_idle(FUNCTION, WORLD);
             pe.agree(FUNCTION, [offset, bytes as u64]);
@@ -154,10 +154,11 @@ nvshmem! {
     }
 }
 
-/// Maps memory of `cuMemCreate` a second time, as a part of the heap. Wrong arguments are violations: in 3.4.5 they unmap
-/// the heap.
+/// Maps memory of `cuMemCreate` a second time, as a part of the heap. Wrong arguments are violations: in
+/// 3.4.5 they unmap the heap.
 fn map(function: &'static str, pe: &Pe, address: u64, bytes: usize) -> u64 {
-    let refuse = |why: String| -> ! { violation(function, format!("{why}: the heap would be taken down")) };
+    let refuse =
+        |why: String| -> ! { violation(function, format!("{why}: the library would destroy the heap")) };
     let Some((start, _, physical)) = virtual_memory::find(address) else {
         refuse(format!("the memory at {address:#x} does not come from cuMemCreate"))
     };

@@ -1,8 +1,9 @@
-//! The emulated NVSHMEM host library: NVIDIA's exported functions, without those that are inline in its headers.
+//! The emulated NVSHMEM host library: NVIDIA's exported functions, without those that are inline in its
+//! headers.
 //!
-//! PEs are processes of one host. Their heaps are parts of one shared file that every PE maps. Addresses are used once.
-//! Non-blocking operations are performed when quiet is called, and not before. As in the library, strided operations and
-//! single gets end the process if loads and stores do not reach the peer.
+//! PEs are processes of one host. Their heaps are parts of one shared file that every PE maps. Addresses are
+//! used once. Non-blocking operations are performed when quiet is called, and not before. As in the library,
+//! strided operations and single gets end the process if loads and stores do not reach the peer.
 //!
 //! From the top down, each file uses files further down only:
 //!

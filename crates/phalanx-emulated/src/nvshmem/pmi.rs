@@ -1,5 +1,5 @@
-//! A client of a process manager, as in the library's PMI bootstrap: lines of PMI-1 on the descriptor in `PMI_FD`, which
-//! Hydra (mpirun of MPICH and Intel MPI) and Slurm's PMI-1 serve.
+//! A client of a process manager, as in the library's PMI bootstrap: lines of PMI-1 on the descriptor in
+//! `PMI_FD`, which Hydra (mpirun of MPICH and Intel MPI) and Slurm's PMI-1 serve.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};

@@ -4,7 +4,7 @@ use super::world::{BOOTSTRAP, TEAMS, World};
 use crate::base::call::check_fork;
 use crate::base::lock::lock;
 use crate::base::violation::violation;
-use crate::cuda::context::{Context, current};
+use crate::cuda::context::{CudaContext, current};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -24,12 +24,13 @@ pub struct Pe {
     pub world: World,
     pub pe: usize,
     pub pes: usize,
-    pub context: Arc<Context>,
+    pub context: Arc<CudaContext>,
     pub state: Mutex<State>,
     pub turns: [Turns; TEAMS],
 }
 
-/// A team's operations on streams. The team has one set of words for its barriers, so its operations take turns.
+/// A team's operations on streams. The team has one set of words for its barriers, so its operations take
+/// turns.
 #[derive(Default)]
 pub struct Turns {
     /// How many are enqueued and have not ended.
@@ -83,7 +84,8 @@ pub fn pe() -> Option<Arc<Pe>> {
     lock(&PROCESS).pe.clone()
 }
 
-/// Whether PEs have ever shared a GPU. In 3.4.5 this outlasts a new initialisation, whose status may say otherwise.
+/// Whether PEs have ever shared a GPU. In 3.4.5 this outlasts a new initialisation, whose status may say
+/// otherwise.
 static HAS_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// Sets the state of initialisation, and this process's PE.
@@ -105,7 +107,7 @@ pub fn serialized<R>(function: &'static str, body: impl FnOnce() -> R) -> R {
         Ok(inside) => inside,
         Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
         Err(TryLockError::WouldBlock) => {
-            violation(function, "one thread at a time may be inside (NVSHMEM_THREAD_SERIALIZED)")
+            violation(function, "one thread at a time may call the library (NVSHMEM_THREAD_SERIALIZED)")
         }
     };
     body()
@@ -179,7 +181,8 @@ impl Pe {
         result
     }
 
-    /// Ends the process if the team has operations on streams: the library's own barrier does not wait for them.
+    /// Ends the process if the team has operations on streams: the library's own barrier does not wait for
+    /// them.
     pub fn check_idle(&self, function: &'static str, team: i32) {
         if self.turns[team as usize].enqueued.load(Ordering::Acquire) > 0 {
             violation(

@@ -55,7 +55,7 @@ fn change(pe: &Pe, signal: Signal, peer: usize) {
 fn signal_change(function: &'static str, pe: &Pe, variable: u64, value: u64, op: c_int) -> Signal {
     let offset = pe.symmetric(function, "the signal", variable, 8);
     if !offset.is_multiple_of(8) || !matches!(op, SET | ADD) {
-        violation(function, format!("a signal at {variable:#x} with operation {op}"));
+        violation(function, format!("invalid signal: variable {variable:#x}, operation {op}"));
     }
     Signal { offset, value, add: op == ADD }
 }
@@ -171,7 +171,10 @@ fn put_one<const N: usize>(
         let offset = pe.symmetric(function, "the destination", dest, N);
         let to = pe.remote(function, "the destination", offset, N, peer);
         if stream.is_some_and(|stream| queue(function, pe, stream).capture().is_some()) {
-            violation(function, "the graph would read the value where the stack of this call was");
+            violation(
+                function,
+                "the captured operation would read its value from the stack of a call that has returned",
+            );
         }
         let time = stream.map_or(Time::Now, Time::OnStream);
         perform(function, pe, time, move || to.write(&value));
@@ -207,7 +210,7 @@ fn wait<T: PartialOrd + Copy + Send + Sync + 'static>(
     stream: Handle,
 ) {
     if !(0..=5).contains(&cmp) {
-        violation(function, format!("the comparison {cmp} is none"));
+        violation(function, format!("the comparison {cmp} is not valid"));
     }
     with_own_gpu(function, |pe| {
         pe.symmetric(function, "the variable", variable, size_of::<T>());
@@ -369,7 +372,8 @@ nvshmem! {
     }
 
     fn nvshmem_fence() {
-        // Operations overtake each other only by waiting for quiet, and fence does not promise to complete those.
+        // Operations overtake each other only by waiting for quiet, and fence does not promise to complete
+        // those.
         initialized(FUNCTION, |_| ())
     }
 

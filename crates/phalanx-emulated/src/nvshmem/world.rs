@@ -44,7 +44,9 @@ pub fn create() -> OwnedFd {
         ftruncate(&file, (HEADER + PES * HEAP) as u64)?;
         Ok(file)
     });
-    grown.unwrap_or_else(|error| violation("nvshmemx_get_uniqueid", format!("no memory to share: {error}")))
+    grown.unwrap_or_else(|error| {
+        violation("nvshmemx_get_uniqueid", format!("cannot allocate shared memory: {error}"))
+    })
 }
 
 impl World {

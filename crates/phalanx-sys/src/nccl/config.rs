@@ -47,7 +47,7 @@ pub struct ncclConfig_t {
 }
 
 /// A layout: the version code of its first release, the bytes of its fields, its `sizeof`.
-type Layout = (u32, usize, usize);
+type VersionLayout = (u32, usize, usize);
 
 /// The size of a structure with fields up to `end`, padded to its alignment.
 const fn padded(end: usize) -> usize {
@@ -57,7 +57,7 @@ const fn padded(end: usize) -> usize {
 const INT: usize = size_of::<c_int>();
 
 /// Every layout, the oldest first.
-pub const CONFIG_LAYOUTS: [Layout; 11] = [
+pub const CONFIG_LAYOUTS: [VersionLayout; 11] = [
     layout(version_code(2, 14, 3), offset_of!(ncclConfig_t, blocking) + INT),
     layout(version_code(2, 17, 1), offset_of!(ncclConfig_t, splitShare)),
     layout(version_code(2, 18, 1), offset_of!(ncclConfig_t, splitShare) + INT),
@@ -71,7 +71,7 @@ pub const CONFIG_LAYOUTS: [Layout; 11] = [
     layout(version_code(2, 32, 0), offset_of!(ncclConfig_t, nvlsHostMode) + INT),
 ];
 
-const fn layout(version: u32, end: usize) -> Layout {
+const fn layout(version: u32, end: usize) -> VersionLayout {
     (version, end, padded(end))
 }
 
@@ -89,7 +89,7 @@ impl ncclConfig_t {
 
     /// Bytes of the layout's fields, without the padding behind them.
     pub fn used(&self) -> usize {
-        let of = |(version, ..): &&Layout| *version == self.version;
+        let of = |(version, ..): &&VersionLayout| *version == self.version;
         CONFIG_LAYOUTS.iter().find(of).map_or(0, |(_, used, _)| *used)
     }
 

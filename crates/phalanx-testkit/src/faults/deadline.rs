@@ -1,5 +1,5 @@
-//! Deadlines of single operations: what is called within a shorter time than the communicator's gives up then, what is
-//! called after it has the communicator's again.
+//! Deadlines of single operations: what is called within a shorter time than the communicator's gives up
+//! then, what is called after it has the communicator's again.
 
 use super::common::{DEADLINE, Ground};
 use super::{Backend, Case};

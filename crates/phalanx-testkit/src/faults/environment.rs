@@ -248,8 +248,8 @@ fn late_rank() -> Result<(), String> {
     Ok(())
 }
 
-/// A rank that comes when the job has long begun, or is of an earlier attempt: it is told that nobody waits for it,
-/// and those who work are not disturbed.
+/// A rank that comes when the job has long begun, or is of an earlier attempt: it is told that nobody waits
+/// for it, and those who work are not disturbed.
 fn too_late() -> Result<(), String> {
     let job = format!("too-late-{}", std::process::id());
     let mut working =

@@ -58,7 +58,8 @@ pub fn cases() -> Vec<Case> {
         cases.push(Case::new("processes/killed/rank_0", || killed(KINDS[0], 0)));
         cases
             .push(Case::seeded("processes/killed/in_rounds", |random| killed(IN_ROUNDS, random.below(MANY))));
-        // Where peers read and write the memory itself, again and again: each time they are stopped elsewhere.
+        // Where peers read and write the memory itself, again and again: each time they are stopped
+        // elsewhere.
         cases.push(Case::new("processes/stopped/buffers_used_again", || {
             (0..4).try_for_each(|_| stopped(KINDS[0], "use", Duration::ZERO))
         }));
@@ -200,8 +201,8 @@ fn stopped(kind: &str, then: &str, pause: Duration) -> Result<(), String> {
     for rank in (0..ranks).filter(|rank| *rank != VICTIM) {
         world.await_phase(rank, "failed")?;
     }
-    // The others have given up and freed or filled their buffers; the one that was stopped goes on in the middle of
-    // whatever it was doing with them.
+    // The others have given up and freed or filled their buffers; the one that was stopped goes on in the
+    // middle of whatever it was doing with them.
     world.inject(VICTIM, Fault::Continue)?;
     let reports = reports_but(world.finish(), None)?;
     let verdict = one_verdict(&reports, ranks)?;
@@ -345,7 +346,8 @@ fn gone_thread(how: &'static str) -> Result<(), String> {
     expect_gone(how, &others?)
 }
 
-/// Rank [`VICTIM`] panics with something under way that will never be complete; the others wait for a message from it.
+/// Rank [`VICTIM`] panics with something under way that will never be complete; the others wait for a message
+/// from it.
 fn panic_amid(comm: Comm, amid: &str) -> Outcome {
     // Longer than the trial may take.
     comm.set_timeout(Duration::from_secs(300));

@@ -5,7 +5,7 @@ use super::holdings::{self, Holdings};
 use super::{Backend, Case, Effort};
 use crate::fault::{self, Fault};
 use crate::processes::{Ended, Launch, describe, phase};
-use crate::scenario::{Context, Outcome, Scenario};
+use crate::scenario::{ErrorContext, Outcome, Scenario};
 use crate::{Fields, verdict};
 use phalanx::{Comm, Error, ReduceOp};
 use std::time::{Duration, Instant};

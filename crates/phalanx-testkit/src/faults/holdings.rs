@@ -28,7 +28,8 @@ impl Holdings {
         Ok(Holdings { files, mappings, threads, connections: true })
     }
 
-    /// Without sockets and threads: the emulated NCCL keeps its connections to other processes, as libraries do.
+    /// Without sockets and threads: the emulated NCCL keeps its connections to other processes, as libraries
+    /// do.
     pub fn without_connections(mut self) -> Holdings {
         self.connections = false;
         self.files.retain(|file| !file.starts_with("socket:"));
@@ -48,7 +49,8 @@ impl Holdings {
             if self.connections { now } else { now.map(Holdings::without_connections) }
         };
         let mut now = look()?;
-        // A thread that was joined is still listed for a moment, and a thread that ends something holds it so long.
+        // A thread that was joined is still listed for a moment, and a thread that ends something holds it so
+        // long.
         for _ in 0..500 {
             if now.threads <= self.threads && now.files == self.files && now.mappings == self.mappings {
                 break;
@@ -95,8 +97,8 @@ pub fn region() -> Result<u64, String> {
     Err("there are no shared regions here".to_owned())
 }
 
-/// Shared memory objects of this library that have a name. (Its sockets are abstract: they end with the processes that
-/// have them open.)
+/// Shared memory objects of this library that have a name. (Its sockets are abstract: they end with the
+/// processes that have them open.)
 pub fn names() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
     let files = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));

@@ -1,6 +1,6 @@
-//! The fault suite: what happens when something goes wrong. Ranks that die, stop, panic, leave or do something
-//! else than the others; wrong arguments, wrong environments and small limits. Never a hang, never silence, the
-//! same verdict on every rank, and nothing left behind.
+//! The fault suite: what happens when something goes wrong. Ranks that die, stop, panic, leave or do
+//! something else than the others; wrong arguments, wrong environments and small limits. Never a hang, never
+//! silence, the same verdict on every rank, and nothing left behind.
 //!
 //! A [`Case`] is written once. `tests/faults` does each of them once, in a short form; the program
 //! (`cargo run --release -p phalanx-testkit -- faults`) does them at length, with seeds: see [`program`].
@@ -81,7 +81,8 @@ type Run = Box<dyn Fn(&mut Random, Effort) -> Result<(), String> + Send + Sync>;
 
 /// Something that is broken on purpose, and what must come of it.
 pub struct Case {
-    /// Its name, unique on a backend; it begins with `processes/`, `threads/` or the name of an MPI: what its ranks are.
+    /// Its name, unique on a backend; it begins with `processes/`, `threads/` or the name of an MPI: what its
+    /// ranks are.
     pub name: String,
     /// Whether every seed makes another case of it.
     pub seeded: bool,

@@ -1,5 +1,5 @@
-//! Flight records: written by every survivor of a failure, by a rank that panics, and by ranks that hang when they are
-//! asked.
+//! Flight records: written by every survivor of a failure, by a rank that panics, and by ranks that hang when
+//! they are asked.
 
 use super::Case;
 use super::common::{DEADLINE, has, one_verdict, report};

@@ -7,7 +7,7 @@ use crate::fault::{self, Fault};
 use crate::fields::Fields;
 use crate::processes::{Launch, describe, phase};
 use crate::random::Random;
-use crate::scenario::{Context, Outcome, Scenario};
+use crate::scenario::{ErrorContext, Outcome, Scenario};
 use crate::{threads, verdict};
 use phalanx::{Comm, Error, ReduceOp};
 use std::time::{Duration, Instant};
@@ -142,7 +142,8 @@ fn one_does_not_come(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
-/// The first victim dies and the rest shrinks; the second dies meanwhile. Arguments: after how many microseconds.
+/// The first victim dies and the rest shrinks; the second dies meanwhile. Arguments: after how many
+/// microseconds.
 fn lost_meanwhile(comm: Comm, args: &[String]) -> Outcome {
     let ranks = comm.world_size();
     comm.set_timeout(Duration::from_secs(2));

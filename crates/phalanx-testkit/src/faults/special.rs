@@ -1,5 +1,5 @@
-//! Faults of their own kind: fork, two aborts at once, a full /dev/shm, no locked memory, memory that is refused in the
-//! middle of an operation, a peer that is stopped for longer than it may be.
+//! Faults of their own kind: fork, two aborts at once, a full /dev/shm, no locked memory, memory that is
+//! refused in the middle of an operation, a peer that is stopped for longer than it may be.
 
 use super::Case;
 
@@ -160,8 +160,8 @@ mod linux {
         }
         let started = comm.start_all_reduce(vec![1u8], ReduceOp::Sum).map_err(text)?;
         if comm.rank() == 0 {
-            // SAFETY: the child makes a few calls of the library, which take no lock in a copy that another thread may hold,
-            // and ends.
+            // SAFETY: the child makes a few calls of the library, which take no lock in a copy that another
+            // thread may hold, and ends.
             match unsafe { libc::fork() } {
                 -1 => return Err(std::io::Error::last_os_error().to_string()),
                 0 => {

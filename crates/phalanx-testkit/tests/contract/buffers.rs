@@ -74,7 +74,8 @@ pub fn still_poisoned<T: Number>(buffer: &[T], salt: usize) -> Result<(), String
     }
 }
 
-/// What is in host memory, on the communicator's GPU: a slice, or a part of one that begins behind an aligned address.
+/// What is in host memory, on the communicator's GPU: a slice, or a part of one that begins behind an aligned
+/// address.
 pub struct OnGpu<T: Number> {
     slice: CudaSlice<T>,
     offset: usize,

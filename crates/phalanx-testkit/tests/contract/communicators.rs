@@ -4,7 +4,7 @@ use crate::world::{DEADLINE, both, on_threads};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Fields, Scenario};
 use std::time::{Duration, SystemTime};
 

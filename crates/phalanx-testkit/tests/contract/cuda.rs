@@ -1,5 +1,6 @@
-//! GPU memory in operations of MPI: on an emulated GPU, whose memory any MPI can read, and phalanx is told that the library
-//! takes it; and, where there is a GPU and a CUDA-aware MPI, on the machine's GPUs, and the library is asked.
+//! GPU memory in operations of MPI: on an emulated GPU, whose memory any MPI can read, and phalanx is told
+//! that the library takes it; and, where there is a GPU and a CUDA-aware MPI, on the machine's GPUs, and the
+//! library is asked.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use libtest_mimic::{Failed, Trial};
@@ -8,7 +9,7 @@ use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
 use phalanx_testkit::random::{NO_NAN, Random};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite;
 use phalanx_testkit::{Number, Scenario};
 use std::sync::Arc;

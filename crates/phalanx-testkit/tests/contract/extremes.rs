@@ -7,7 +7,7 @@ use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{Ring, STRIDE};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("extremes/huge_buffers", |comm, _| huge_buffers(&comm)),

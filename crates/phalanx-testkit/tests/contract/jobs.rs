@@ -5,7 +5,7 @@ use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_sys::mpi::Mpi;
 use phalanx_testkit::mpi::{Ended, Installation};
 use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite;
 use phalanx_testkit::{Fields, Scenario, verdict};
 use std::time::{Duration, Instant};
@@ -261,8 +261,8 @@ fn deadline(mpi: &Installation, what: &str, operation: &str) -> Result<(), Strin
     };
     let (mut ended, mut took) = run()?;
     if ended.outcomes.iter().any(|outcome| outcome.as_ref().is_err_and(|error| error == LEFT_ALONE)) {
-        // Hydra of MPICH 5.0.2 does so once in many hundred runs, on a busy machine: it has the status of the rank that
-        // called MPI_Abort, and lets the others run.
+        // Hydra of MPICH 5.0.2 does so once in many hundred runs, on a busy machine: it has the status of the
+        // rank that called MPI_Abort, and lets the others run.
         (ended, took) = run()?;
     }
     let failed = ended.status.is_some_and(|status| !status.success());

@@ -1,5 +1,6 @@
-//! The contract: what every operation delivers, for every type and reduction, 1 to 8 ranks (and some of more) as threads and
-//! as processes, private and shared buffers, in place and out of place, compared with plain references.
+//! The contract: what every operation delivers, for every type and reduction, 1 to 8 ranks (and some of more)
+//! as threads and as processes, private and shared buffers, in place and out of place, compared with plain
+//! references.
 //!
 //! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
 

@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, DType, Source, Target};
 use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{PERIOD, Ring, STRIDE, bytes};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, threads, with_number};
 use std::sync::Arc;
 

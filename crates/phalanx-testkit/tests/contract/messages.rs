@@ -5,7 +5,7 @@ use crate::world::both;
 use libtest_mimic::Trial;
 use phalanx::{BackendKind, Comm, DType, bf16};
 use phalanx_testkit::ring::Ring;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[

@@ -1,8 +1,8 @@
 //! The contract on MPI: the same scenarios as the ranks of an MPI job, under each MPI that is installed.
 //!
-//! What is not here, because MPI does not have it: the detection of mismatched calls, results in rank order (so from
-//! three ranks on the inputs are such that any order is right), tags above 32766, worlds of several jobs in one
-//! process.
+//! What is not here, because MPI does not have it: the detection of mismatched calls, results in rank order
+//! (so from three ranks on the inputs are such that any order is right), tags above 32766, worlds of several
+//! jobs in one process.
 
 use crate::{communicators, messages, portable, requests, vectors};
 use libtest_mimic::{Failed, Trial};
@@ -20,8 +20,8 @@ struct Group {
     add: fn(Job) -> Job,
     /// Numbers of ranks.
     ranks: &'static [usize],
-    /// More of them, where ranks that wait let others have the core: an operation of three spinning ranks on two
-    /// cores takes milliseconds.
+    /// More of them, where ranks that wait let others have the core: an operation of three spinning ranks on
+    /// two cores takes milliseconds.
     crowded: &'static [usize],
 }
 

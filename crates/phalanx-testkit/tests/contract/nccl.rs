@@ -1,10 +1,13 @@
-//! The contract on NCCL: the same scenarios with a GPU for each rank, on the machine's GPUs (where NCCL is missing, they fail), or without
-//! enough of them on emulated ones. Ranks are processes and threads, buffers in host memory and on the GPU.
+//! The contract on NCCL: the same scenarios with a GPU for each rank, on the machine's GPUs (where NCCL is
+//! missing, they fail), or without enough of them on emulated ones. Ranks are processes and threads, buffers
+//! in host memory and on the GPU.
 //!
-//! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any order is
-//! right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a smallest or largest is made of, communicators of one GPU that several
-//! threads use at once (their operations would wait for each other in different orders), a barrier or a collective between a receive and the send
-//! that it waits for, and a send of another thread that a message under way waits for (all operations are carried out in the order of the calls).
+//! What is not here, because NCCL does not have it: tags, results in rank order (so inputs are such that any
+//! order is right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a
+//! smallest or largest is made of, communicators of one GPU that several threads use at once (their
+//! operations would wait for each other in different orders), a barrier or a collective between a receive and
+//! the send that it waits for, and a send of another thread that a message under way waits for (all
+//! operations are carried out in the order of the calls).
 
 use crate::mpi::MATRIX;
 use crate::{communicators, messages, portable, requests, vectors};
@@ -35,8 +38,8 @@ const PROGRAMS: Group = ("programs", || {
     vec![("programs/short_blocks", "1"), ("programs/long_blocks", "2"), ("cuda/programs", "3")]
 });
 
-/// What ranks as processes and as threads perform. The matrix in host memory takes most of the time, and is two processes'; the programs
-/// have every collective, too, in both kinds of memory.
+/// What ranks as processes and as threads perform. The matrix in host memory takes most of the time, and is
+/// two processes'; the programs have every collective, too, in both kinds of memory.
 const WORLDS: [(&str, usize, &[Group]); 4] = [
     (
         "processes",

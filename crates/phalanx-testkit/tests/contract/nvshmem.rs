@@ -1,9 +1,10 @@
-//! The contract on NVSHMEM, in host memory: the same scenarios with a process and a GPU for each rank, on the machine's GPUs,
-//! or else on emulated ones; the portable trait takes addresses of GPU memory. (Other collectives on GPU memory are the NVSHMEM suite's.)
+//! The contract on NVSHMEM, in host memory: the same scenarios with a process and a GPU for each rank, on the
+//! machine's GPUs, or else on emulated ones; the portable trait takes addresses of GPU memory. (Other
+//! collectives on GPU memory are the NVSHMEM suite's.)
 //!
-//! What is not here, because it is not promised: results in rank order (so inputs are such that any order is right), a NaN
-//! that a smallest or largest is made of, communicators of one GPU that several threads use at once (they share what other
-//! memory goes through).
+//! What is not here, because it is not promised: results in rank order (so inputs are such that any order is
+//! right), a NaN that a smallest or largest is made of, communicators of one GPU that several threads use at
+//! once (they share what other memory goes through).
 
 use crate::mpi::MATRIX;
 use crate::{communicators, messages, portable, requests, vectors};
@@ -33,7 +34,8 @@ const GROUPS: [Group; 12] = [
     ("programs", 2, |ranks| {
         of(ranks, [("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())
     }),
-    // Everything in pieces of a few thousand bytes, of which so few are under way that a long message has to be waited for.
+    // Everything in pieces of a few thousand bytes, of which so few are under way that a long message has to
+    // be waited for.
     ("pieces", 3, |ranks| {
         let programs = [("programs/short_blocks", "3"), ("programs/long_blocks", "4")].into_iter();
         let messages = promised(messages::SCENARIOS).filter(|(name, _)| *name != "messages/tags");

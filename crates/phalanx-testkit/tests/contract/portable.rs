@@ -1,4 +1,5 @@
-//! The portable trait on raw pointers, of host memory or of the communicator's GPU: the same results, the same checks, and tags.
+//! The portable trait on raw pointers, of host memory or of the communicator's GPU: the same results, the
+//! same checks, and tags.
 
 use crate::buffers::Room;
 use crate::world::both;
@@ -8,7 +9,7 @@ use phalanx::{RawCommunicator, StreamSyncOps};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::reference::Combine;
 use phalanx_testkit::ring::{Ring, STRIDE};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -267,7 +268,8 @@ enum Order {
     Reversed,
 }
 
-/// Sends and receives are posted, and matched by tag, or by their order where there are no tags; `sync` completes them.
+/// Sends and receives are posted, and matched by tag, or by their order where there are no tags; `sync`
+/// completes them.
 fn messages(comm: &dyn RawCommunicator, room: &Room, order: Order) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let ring = Ring::<u16>::new(32);
@@ -299,7 +301,8 @@ fn messages(comm: &dyn RawCommunicator, room: &Room, order: Order) -> Outcome {
     Ok(String::new())
 }
 
-/// A message that was begun comes through although its rank is in a collective, and whatever its peer does first.
+/// A message that was begun comes through although its rank is in a collective, and whatever its peer does
+/// first.
 fn messages_among_collectives(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if ranks == 1 {
@@ -591,7 +594,8 @@ fn events(comm: &dyn RawCommunicator, room: &Room) -> Outcome {
     Ok(String::new())
 }
 
-/// Rank 1 sends when it is told to: who waits for an event has what was posted before it, and waits for nothing else.
+/// Rank 1 sends when it is told to: who waits for an event has what was posted before it, and waits for
+/// nothing else.
 fn messages_before_an_event(comm: &dyn RawCommunicator, streams: &dyn StreamSyncOps, event: u64) -> Outcome {
     let (go, mut told, mut first, mut last) = ([1u8], [0u8], [0u8], [0u8]);
     let dtype = DType::U8;

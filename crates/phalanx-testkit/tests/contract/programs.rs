@@ -7,7 +7,7 @@ use phalanx::Comm;
 use phalanx_testkit::Scenario;
 use phalanx_testkit::program::Step;
 use phalanx_testkit::random::Random;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[

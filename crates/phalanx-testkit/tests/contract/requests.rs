@@ -5,7 +5,7 @@ use libtest_mimic::Trial;
 use phalanx::{BackendKind, Comm, DType, ReduceOp};
 use phalanx_testkit::reference::{self, Combine};
 use phalanx_testkit::ring::{Ring, STRIDE, same_values};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, random, with_number};
 use std::rc::Rc;
 use std::time::Duration;
@@ -471,7 +471,8 @@ fn messages(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
-/// Both ways at once, several under way, each of lengths of its own; the ranks wait in different orders, or ask until it is done.
+/// Both ways at once, several under way, each of lengths of its own; the ranks wait in different orders, or
+/// ask until it is done.
 fn send_recv(comm: &Comm) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

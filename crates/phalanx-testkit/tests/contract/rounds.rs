@@ -1,8 +1,8 @@
-//! Small all_reduces of more ranks than hear each other: each block is compared with the plain reference, in rank order and bit for
-//! bit, on all ranks.
+//! Small all_reduces of more ranks than hear each other: each block is compared with the plain reference, in
+//! rank order and bit for bit, on all ranks.
 //!
-//! Ranks that share cores go another way. `PHALANX_CORES` says here that they do not, to processes of their own: also where the
-//! ranks are threads.
+//! Ranks that share cores go another way. `PHALANX_CORES` says here that they do not, to processes of their
+//! own: also where the ranks are threads.
 
 use crate::world::{DEADLINE, all_equal, all_ok};
 use libtest_mimic::{Failed, Trial};
@@ -11,7 +11,7 @@ use phalanx_testkit::processes::Launch;
 use phalanx_testkit::random::Random;
 use phalanx_testkit::reference::{self, Combine};
 use phalanx_testkit::ring::{Ring, STRIDE, bytes, same_values};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, threads, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -20,11 +20,13 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("rounds/threads", on_threads),
 ];
 
-/// Without a rank to spare, with longer and shorter rows, and at the numbers where ranks begin to go in rounds.
+/// Without a rank to spare, with longer and shorter rows, and at the numbers where ranks begin to go in
+/// rounds.
 const THREADS: [usize; 6] = [9, 23, 24, 25, 33, 64];
 const PROCESSES: [usize; 4] = [24, 25, 33, 64];
 
-/// Bytes of a block: around what fits in an opening and in lines, around 32 for each rank, and to the largest that goes in rounds.
+/// Bytes of a block: around what fits in an opening and in lines, around 32 for each rank, and to the largest
+/// that goes in rounds.
 const BYTES: [usize; 9] = [40, 41, 57, 64, 257, 505, 768, 1056, 2048];
 
 pub fn trials() -> Vec<Trial> {
@@ -102,7 +104,8 @@ fn all_cells<T: Number>(comm: &Comm) -> Outcome {
     Ok(format!("{}={digest:x} ", T::DTYPE))
 }
 
-/// All_reduces one behind the other, and among others that use the same memory, of ranks that come now sooner and now later.
+/// All_reduces one behind the other, and among others that use the same memory, of ranks that come now sooner
+/// and now later.
 fn uneven(comm: &Comm) -> Outcome {
     const ROUNDS: usize = 400;
     let (rank, ranks) = (comm.rank(), comm.world_size());

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use phalanx::{Comm, DType};
 use phalanx_testkit::reference::{self, Combine};
 use phalanx_testkit::ring::{bytes, same_values};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, random, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[

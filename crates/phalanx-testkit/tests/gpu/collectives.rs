@@ -5,7 +5,7 @@ use crate::world::{
 };
 use libtest_mimic::Trial;
 use phalanx::{Comm, DType, Error, PreMulSum, ReduceOp};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[

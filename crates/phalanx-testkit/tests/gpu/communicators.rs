@@ -23,8 +23,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     let least = |scenario: &Scenario| if scenario.name == "cycles" { gpus } else { 1 };
     let both = |scenario: &Scenario| both(*scenario, least(scenario), gpus, &["30"]);
     let mut trials: Vec<_> = SCENARIOS.iter().flat_map(both).collect();
-    // NCCL's thread that passes descriptors on looks for its end twice a second, and each communicator waits for its own to end; parts that
-    // share it with their parent do not.
+    // NCCL's thread that passes descriptors on looks for its end twice a second, and each communicator waits
+    // for its own to end; parts that share it with their parent do not.
     let many = Trial::test("processes/cycles/many", || many_cycles("100", "0"));
     let shared = Trial::test("processes/cycles/shared", || many_cycles("1000", "1"));
     trials.extend([many, shared].map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")));
@@ -71,8 +71,8 @@ fn split(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// What comes and goes again leaves nothing: threads, descriptors, memory. The argument is the number of rounds, of which the first half
-/// warms up.
+/// What comes and goes again leaves nothing: threads, descriptors, memory. The argument is the number of
+/// rounds, of which the first half warms up.
 fn cycles(comm: Comm, args: &[String]) -> Outcome {
     let rounds: usize = args[0].parse().map_err(|error| format!("rounds: {error}"))?;
     let step = (rounds / 10).max(1);
@@ -118,8 +118,8 @@ struct Resources {
     gpu_memory: usize,
 }
 
-/// Bytes of the C library's heap that are in use, where it says so (glibc 2.33). Gives back what is not: it keeps what threads that have
-/// ended had allocated for the next, as if memory grew with the first rounds.
+/// Bytes of the C library's heap that are in use, where it says so (glibc 2.33). Gives back what is not: it
+/// keeps what threads that have ended had allocated for the next, as if memory grew with the first rounds.
 fn trimmed_heap() -> usize {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -269,7 +269,8 @@ fn last_error() -> Result<(), libtest_mimic::Failed> {
     Ok(outcomes.into_iter().collect::<Result<(), String>>()?)
 }
 
-/// What the library believes is an answer that changes nothing, and what it cannot believe anything of is refused.
+/// What the library believes is an answer that changes nothing, and what it cannot believe anything of is
+/// refused.
 fn estimate(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let nccl = comm.nccl().ok_or("the backend's own features")?;
@@ -343,7 +344,8 @@ fn non_blocking(gpus: usize) -> Result<(), libtest_mimic::Failed> {
     Ok(())
 }
 
-/// Ranks that are spread over every number of unique ids (a library that has it; `releases.rs` has those that do not).
+/// Ranks that are spread over every number of unique ids (a library that has it; `releases.rs` has those that
+/// do not).
 fn unique_ids(gpus: usize) -> Result<(), libtest_mimic::Failed> {
     let all: u32 = (1..=gpus as u32).sum();
     for ids in 1..=gpus {

@@ -10,7 +10,7 @@ use phalanx::nccl::{DeviceComm, DeviceRequirements, GinConnection, Nccl, Registr
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,7 +191,8 @@ fn properties(nccl: &Nccl<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whoever gives one back waits for the streams it was launched on; one may outlive its communicator, and then is of no use.
+/// Whoever gives one back waits for the streams it was launched on; one may outlive its communicator, and
+/// then is of no use.
 fn ends(comm: Comm, _: &[String]) -> Outcome {
     let nccl = comm.nccl().ok_or("NCCL")?;
     let asked = must("requirements", requirements(&nccl))?;
@@ -296,7 +297,8 @@ fn absent(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// Sums what all ranks have in their windows and leaves it there: each rank sums a share, and stores it everywhere.
+/// Sums what all ranks have in their windows and leaves it there: each rank sums a share, and stores it
+/// everywhere.
 const ALL_REDUCE: &str = r#"
 #include <nccl_device.h>
 
@@ -346,7 +348,8 @@ fn kernel(comm: Comm, _: &[String]) -> Outcome {
                 .memcpy_htod(&values::<f32>(rank + round, len), &mut buffer.view_mut())
                 .context(|| "upload".into())?;
             if round % 2 == 0 {
-                // SAFETY: the arguments are the kernel's, which stays within the window; all ranks launch it, and its blocks fit.
+                // SAFETY: the arguments are the kernel's, which stays within the window; all ranks launch it,
+                // and its blocks fit.
                 let launched = unsafe {
                     launcher.kernel.launch(
                         &elsewhere,

@@ -1,5 +1,5 @@
-//! Processes that exit with communicators that nobody has dropped: they end as the program wanted them to, with their
-//! part in the others' work done if that was well, and not by a crash of the library's threads.
+//! Processes that exit with communicators that nobody has dropped: they end as the program wanted them to,
+//! with their part in the others' work done if that was well, and not by a crash of the library's threads.
 
 use crate::world::{are_emulated, done, download, elements, expect, launch, must, upload};
 use libtest_mimic::{Failed, Trial};
@@ -62,8 +62,9 @@ fn exits_when_dropped(_: &[String]) -> Outcome {
     done()
 }
 
-/// Rank 1 exits while the others have work among themselves. Where the library ends a communicator with all ranks together, its process
-/// waits ten seconds for them, and then ends its part alone; they see that when they leave.
+/// Rank 1 exits while the others have work among themselves. Where the library ends a communicator with all
+/// ranks together, its process waits ten seconds for them, and then ends its part alone; they see that when
+/// they leave.
 fn exits_first(_: &[String]) -> Outcome {
     let comm = must("init", phalanx::init())?;
     let (rank, ranks) = (comm.rank(), comm.world_size());

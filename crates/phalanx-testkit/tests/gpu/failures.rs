@@ -1,4 +1,5 @@
-//! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable afterwards.
+//! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable
+//! afterwards.
 
 use crate::world::{BACKEND, Slice, done, download, elements, expect, launch, must, stream, upload, values};
 use libtest_mimic::{Failed, Trial};
@@ -253,8 +254,8 @@ fn all_to_all_v(comm: &Comm, buffer: &Slice<f32>, to: impl Fn(usize) -> usize) -
     comm.all_to_all_v(&buffer.slice(..to.iter().sum::<usize>()), &to, &mut received, &from)
 }
 
-/// Nothing of a group is started if one of its communicators has failed: the others' ranks do not wait for what was called in it,
-/// nor take what is called afterwards for it.
+/// Nothing of a group is started if one of its communicators has failed: the others' ranks do not wait for
+/// what was called in it, nor take what is called afterwards for it.
 fn group_with_a_failed_one(gpus: usize) -> Result<(), Failed> {
     let errors = world(gpus, |comm| -> Result<Option<Error>, String> {
         let split = || must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
@@ -300,8 +301,8 @@ fn dropped_early(gpus: usize) -> Result<(), Failed> {
     Ok((0..gpus).try_for_each(still_works)?)
 }
 
-/// all_reduce after all_reduce, until something happens; reports the error, how long it took to notice and whether the
-/// GPU works.
+/// all_reduce after all_reduce, until something happens; reports the error, how long it took to notice and
+/// whether the GPU works.
 fn endless(comm: Comm, _: &[String]) -> Outcome {
     comm.set_timeout(TIMEOUT);
     let gpu = comm.gpu().ok_or("a GPU")?;

@@ -1,5 +1,6 @@
-//! What a group has borrowed is dropped, or overwritten, as soon as Rust lets it be: while the group's operations are in flight, and where
-//! the group came to nothing. Who gets the memory next has it for himself.
+//! What a group has borrowed is dropped, or overwritten, as soon as Rust lets it be: while the group's
+//! operations are in flight, and where the group came to nothing. Who gets the memory next has it for
+//! himself.
 
 use crate::streams::{hold_up, len, sum};
 use crate::world::{both, done, expect, must, stream, upload, value, values};
@@ -206,8 +207,8 @@ enum BreakOff {
     Panic,
 }
 
-/// A group's closure ends early, and its caller with it, whose buffers are dropped: those of a group inside of it, whose operations are in
-/// flight, and its own, whose operations are never started.
+/// A group's closure ends early, and its caller with it, whose buffers are dropped: those of a group inside
+/// of it, whose operations are in flight, and its own, whose operations are never started.
 fn broken_off(comm: &Comm, by: BreakOff) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let pair = Pair::of(comm)?;
@@ -281,7 +282,8 @@ fn inner_panic(comm: &Comm) -> Outcome {
     done()
 }
 
-/// One of two communicators refuses its part at the group's end: whether the other's has been started or not, its buffers can be dropped.
+/// One of two communicators refuses its part at the group's end: whether the other's has been started or not,
+/// its buffers can be dropped.
 fn not_all_started(comm: &Comm) -> Outcome {
     let pair = Pair::of(comm)?;
     let [a, b] = pair.views()?;
@@ -312,7 +314,8 @@ fn not_all_started(comm: &Comm) -> Outcome {
     done()
 }
 
-/// A rank leaves instead of coming to the group; the others have dropped what they gave it before they are told.
+/// A rank leaves instead of coming to the group; the others have dropped what they gave it before they are
+/// told.
 fn peer_gone(comm: &Comm) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if ranks == 1 {

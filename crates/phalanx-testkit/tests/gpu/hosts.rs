@@ -1,5 +1,5 @@
-//! Ranks of several hosts, which share no memory: half of them is elsewhere (see [`Elsewhere`]). What they do, and that
-//! whatever goes wrong on one host is the same error on all.
+//! Ranks of several hosts, which share no memory: half of them is elsewhere (see [`Elsewhere`]). What they
+//! do, and that whatever goes wrong on one host is the same error on all.
 
 use crate::world::{BACKEND, done, download, elements, expect, launch, must, upload, value, values};
 use crate::{collectives, communicators, failures, messages, programs, streams};

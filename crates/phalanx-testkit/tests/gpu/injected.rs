@@ -1,5 +1,6 @@
-//! Calls of the libraries that fail: each is a typed error with the function's name and the library's words, on the rank
-//! where it happened; the others do not hang; nothing is freed that is in use (the emulated libraries would say so).
+//! Calls of the libraries that fail: each is a typed error with the function's name and the library's words,
+//! on the rank where it happened; the others do not hang; nothing is freed that is in use (the emulated
+//! libraries would say so).
 
 use crate::world::{done, download, expect, launch, must, upload, value, values};
 use crate::{device_comm, exits, failures, messages, streams};
@@ -55,7 +56,8 @@ const FATAL: [&str; 22] = [
     "cuStreamQuery",
 ];
 
-/// Functions that give something back: whoever calls them has what it wanted already, and finds a line in the log.
+/// Functions that give something back: whoever calls them has what it wanted already, and finds a line in the
+/// log.
 const HARMLESS: [&str; 8] = [
     "ncclRedOpDestroy",
     "ncclMemFree",
@@ -173,7 +175,8 @@ pub fn trials() -> Vec<Trial> {
     trials
 }
 
-/// What fails, and why. NCCL restores the device: the trials `current_device` see it on real GPUs, and a look at every call would cost.
+/// What fails, and why. NCCL restores the device: the trials `current_device` see it on real GPUs, and a look
+/// at every call would cost.
 const OPEN: [(&str, &str); 2] = [
     ("leaves_device/blocking_0", "the library is taken to restore the device that was current"),
     ("leaves_device/blocking_1", "the library is taken to restore the device that was current"),
@@ -215,8 +218,8 @@ fn fails(function: &'static str, when: &str, failure: String, on_one: bool) -> T
     })
 }
 
-/// Everything, with a failure: at least one rank says which call it was; the others what became of that one. Nobody
-/// waits longer than the deadline.
+/// Everything, with a failure: at least one rank says which call it was; the others what became of that one.
+/// Nobody waits longer than the deadline.
 fn fatal(function: &str, settings: &[(&str, &str)], blocking: &str, on_one: bool) -> Result<(), Failed> {
     let since = Instant::now();
     let emulated = with(settings)?;
@@ -323,7 +326,8 @@ fn null_handles(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A thread that does not come back from the library has its GPU's turn for ever: others are told, and do not wait.
+/// A thread that does not come back from the library has its GPU's turn for ever: others are told, and do not
+/// wait.
 fn lost_in_abort(_: &[String]) -> Outcome {
     let on_gpu = |use_it: fn(Comm) -> phalanx::Result<()>| {
         let outcome = Comm::builder().backend(phalanx::BackendKind::Nccl).run(1, use_it);
@@ -341,8 +345,8 @@ fn lost_in_abort(_: &[String]) -> Outcome {
     done()
 }
 
-/// A result that no release has: of a query it is the caller's error, and the communicator goes on; of an operation it ends the
-/// communicator on all ranks, and those go on with another.
+/// A result that no release has: of a query it is the caller's error, and the communicator goes on; of an
+/// operation it ends the communicator on all ranks, and those go on with another.
 fn unknown_result(_: &[String]) -> Outcome {
     let comm = must("init", phalanx::init())?;
     let (rank, ranks) = (comm.rank(), comm.world_size());

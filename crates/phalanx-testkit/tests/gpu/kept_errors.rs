@@ -1,5 +1,5 @@
-//! Errors of something else that cudarc keeps in the GPU's context until somebody asks (of a slice's end, for example): they are
-//! answered to the program, and nothing of the communicator's own breaks by them.
+//! Errors of something else that cudarc keeps in the GPU's context until somebody asks (of a slice's end, for
+//! example): they are answered to the program, and nothing of the communicator's own breaks by them.
 
 use crate::failures::{SLACK, TIMEOUT, names, world};
 use crate::flavour::emulated_as;

@@ -1,7 +1,8 @@
 //! The GPU suite: NCCL on GPU memory, with ranks as threads and as processes, one GPU each.
 //!
-//! It runs on the machine's GPUs, as many as four; where NCCL is missing beside them it fails. Without any it runs, in a process of its
-//! own, on the emulated CUDA driver and NCCL of the test kit, which are loaded in the same way.
+//! It runs on the machine's GPUs, as many as four; where NCCL is missing beside them it fails. Without any it
+//! runs, in a process of its own, on the emulated CUDA driver and NCCL of the test kit, which are loaded in
+//! the same way.
 
 mod collectives;
 mod communicators;
@@ -36,7 +37,8 @@ use phalanx_testkit::suite::Condition;
 use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
 
-/// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts many processes.
+/// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts
+/// many processes.
 const SHARES: &[Share] = &[
     ("/long", 4),
     ("mpirun/", 6),

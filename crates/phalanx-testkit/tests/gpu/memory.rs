@@ -30,7 +30,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials
 }
 
-/// One thread that drives all ranks cannot make windows, for which they meet, and gets registered memory; of what it asks for, it is told.
+/// One thread that drives all ranks cannot make windows, for which they meet, and gets registered memory; of
+/// what it asks for, it is told.
 fn one_thread(gpus: usize) -> Result<(), Failed> {
     let devices: Vec<usize> = (0..gpus).collect();
     let comms = must("init_all", phalanx::nccl::init_all(&devices))?;
@@ -153,7 +154,8 @@ fn registered_again(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A rank drops the window that its neighbour goes on to write to: its memory is given back at the communicator's end.
+/// A rank drops the window that its neighbour goes on to write to: its memory is given back at the
+/// communicator's end.
 fn put_into_what_was_dropped(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     if ranks == 1 {

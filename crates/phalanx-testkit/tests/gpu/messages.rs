@@ -164,8 +164,8 @@ fn started(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A message that the thread of a started collective carries out is complete when that has done so, whoever waits for it; one that is
-/// posted behind the collective comes behind it.
+/// A message that the thread of a started collective carries out is complete when that has done so, whoever
+/// waits for it; one that is posted behind the collective comes behind it.
 fn beside_collectives(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>();
@@ -215,8 +215,8 @@ fn one_thread(gpus: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What one thread that drives all ranks would wait for in vain is refused at once, and harms nothing: groups work before and
-/// afterwards, and everything does in threads of their own.
+/// What one thread that drives all ranks would wait for in vain is refused at once, and harms nothing: groups
+/// work before and afterwards, and everything does in threads of their own.
 fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
     let devices: Vec<usize> = (0..gpus).collect();
     let mut comms = must("init_all", init_all(&devices))?;
@@ -265,7 +265,8 @@ fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>, String>>()
     })?;
     must("group", all_reduce(&comms, &mut buffers))?;
-    // cudarc frees what was made on a default stream on that of whichever GPU is current, and not behind the operation on its own.
+    // cudarc frees what was made on a default stream on that of whichever GPU is current, and not behind the
+    // operation on its own.
     for comm in &comms {
         must("sync", comm.sync())?;
     }

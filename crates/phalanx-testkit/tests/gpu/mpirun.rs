@@ -1,5 +1,5 @@
-//! Ranks that an MPI's own mpirun starts on several hosts (see [`hosts::Host`]): MPI carries what they tell each other, NCCL
-//! their data, and phalanx opens no port.
+//! Ranks that an MPI's own mpirun starts on several hosts (see [`hosts::Host`]): MPI carries what they tell
+//! each other, NCCL their data, and phalanx opens no port.
 
 use crate::world::{BACKEND, are_emulated, done, download, elements, expect, must, upload, value, values};
 use crate::{collectives, communicators, failures, messages, streams};
@@ -302,7 +302,8 @@ fn unfinished() -> Outcome {
     done()
 }
 
-/// The last rank is killed or stopped at work. The others, as far as there are others then, say why they cannot go on.
+/// The last rank is killed or stopped at work. The others, as far as there are others then, say why they
+/// cannot go on.
 fn lost(comm: Comm, args: &[String]) -> Outcome {
     comm.set_timeout(failures::TIMEOUT);
     let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 20)])?;

@@ -20,7 +20,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")).collect()
 }
 
-/// NCCL's abort waits for the graphs that captured the communicator, and those who wait for the abort have them.
+/// NCCL's abort waits for the graphs that captured the communicator, and those who wait for the abort have
+/// them.
 fn graph_alive(gpus: usize) -> Result<(), Failed> {
     let outcomes = world(gpus, |comm| -> Result<_, Error> {
         comm.set_timeout(TIMEOUT);
@@ -51,8 +52,8 @@ fn graph_alive(gpus: usize) -> Result<(), Failed> {
     Ok((0..gpus).try_for_each(still_works)?)
 }
 
-/// The library waits for all ranks when they allocate memory together, without a deadline: one that does not come, calls
-/// something else, or wants another length, is named.
+/// The library waits for all ranks when they allocate memory together, without a deadline: one that does not
+/// come, calls something else, or wants another length, is named.
 fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
     fn alloc(comm: &Comm, len: usize) -> Option<Error> {
         comm.nccl()?.alloc_as::<f32>(len, Registration::Symmetric).err()
@@ -87,8 +88,9 @@ fn absent_at_alloc(gpus: usize) -> Result<(), Failed> {
     Ok((0..gpus).try_for_each(still_works)?)
 }
 
-/// A signal that does not come: the rank that was to raise it is named, on all ranks, though all have made the same calls. NCCL's abort
-/// (2.32.3) waits for it for ever, and with it what is on the GPU: only the emulated one works afterwards.
+/// A signal that does not come: the rank that was to raise it is named, on all ranks, though all have made
+/// the same calls. NCCL's abort (2.32.3) waits for it for ever, and with it what is on the GPU: only the
+/// emulated one works afterwards.
 fn missing_signal(gpus: usize) -> Result<(), Failed> {
     let first = Busy::new(1);
     let errors = world(gpus, |comm| -> Result<_, Error> {

@@ -93,7 +93,8 @@ fn told_the_same() -> Result<(), Failed> {
     Ok(launch.reports().map(drop)?)
 }
 
-/// Where the library can, processes share a GPU if it is told to let them; else they are told what is missing.
+/// Where the library can, processes share a GPU if it is told to let them; else they are told what is
+/// missing.
 fn shared() -> Result<(), Failed> {
     let version = version()?;
     let parts: Vec<u32> = version.split('.').filter_map(|part| part.parse().ok()).collect();

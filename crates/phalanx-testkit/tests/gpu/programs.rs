@@ -101,7 +101,8 @@ fn every_operation() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What `doctor` finds on machines of several kinds: their GPUs and links, the release and what it lacks, and whether it works.
+/// What `doctor` finds on machines of several kinds: their GPUs and links, the release and what it lacks, and
+/// whether it works.
 fn examined() -> Result<(), Failed> {
     let program = built("phalanx").ok_or("phalanx is not built: cargo build --workspace --bins")?;
     let older = Emulated::nccl("2.27.3")?.set("DEVICES", 3).set("COMPUTE_CAPABILITY", "8.0");

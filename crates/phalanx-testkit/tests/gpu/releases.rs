@@ -1,5 +1,5 @@
-//! Every release of NCCL from 2.18 on: emulated ones, which say their version and lack the functions that came later.
-//! What a release lacks is a typed error, or is built from what it has.
+//! Every release of NCCL from 2.18 on: emulated ones, which say their version and lack the functions that
+//! came later. What a release lacks is a typed error, or is built from what it has.
 
 use crate::world::{both, done, download, expect, launch, must, upload, value, values};
 use crate::{collectives, messages, signals, streams};
@@ -150,7 +150,8 @@ fn release(comm: Comm, args: &[String]) -> Outcome {
     configured(comm, args)
 }
 
-/// Collectives with settings of their own: all of them, out of place and in place, in groups and on other streams.
+/// Collectives with settings of their own: all of them, out of place and in place, in groups and on other
+/// streams.
 fn configured(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks, nccl) = (comm.rank(), comm.world_size(), comm.nccl().ok_or("NCCL")?);
     let version = nccl.version();
@@ -208,7 +209,8 @@ fn configured(comm: Comm, _: &[String]) -> Outcome {
     must("sync", comm.sync())?;
     expect("all_reduce in a group", &download(&comm, &all)?, sum)?;
 
-    // What is wrong with settings the library says, of the function that takes them; NCCL does not look at them for one rank.
+    // What is wrong with settings the library says, of the function that takes them; NCCL does not look at
+    // them for one rank.
     let nccl = comm.nccl().ok_or("NCCL")?;
     let mut wrong = CollectiveConfig::default();
     wrong.algorithms = Some("nonsense".into());
@@ -251,8 +253,8 @@ fn different_settings(args: &[String]) -> Outcome {
     done()
 }
 
-/// However ranks end their communicators, nobody waits for another: one thread drops those of all GPUs; two ranks drop two
-/// communicators in different orders; one leaves long before the other.
+/// However ranks end their communicators, nobody waits for another: one thread drops those of all GPUs; two
+/// ranks drop two communicators in different orders; one leaves long before the other.
 fn ends(_: &[String]) -> Outcome {
     // Less than the library is given to come back.
     let soon = Duration::from_secs(5);
@@ -326,7 +328,8 @@ fn encryption(args: &[String]) -> Outcome {
     }
 }
 
-/// A field of [`Config`]: how it is set, its name here and in C, the release that has it, and a value that it can have.
+/// A field of [`Config`]: how it is set, its name here and in C, the release that has it, and a value that it
+/// can have.
 type Setting = (fn(&mut Config, i32), &'static str, &'static str, &'static str, i32);
 
 macro_rules! settings {
@@ -358,8 +361,8 @@ const SETTINGS: [Setting; 20] = settings! {
     nvls_host_mode "nvlsHostMode" since "2.32.0", such as i32::MAX;
 };
 
-/// A setting that came later is an error with its name, and the version that has it. One that is there arrives as the field of that
-/// name: NCCL names it when the value is none that it can have.
+/// A setting that came later is an error with its name, and the version that has it. One that is there
+/// arrives as the field of that name: NCCL names it when the value is none that it can have.
 fn setting(args: &[String]) -> Outcome {
     const NEVER: i32 = -7;
     let version = args[0].as_str();

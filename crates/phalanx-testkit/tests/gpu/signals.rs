@@ -6,7 +6,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::nccl::{Config, Nccl, Signal};
 use phalanx::{Comm, Error};
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -51,7 +51,8 @@ fn signals(args: &[String]) -> Outcome {
     })
 }
 
-/// What is behind the last signal, and the last context, is refused, and nothing is enqueued: the communicator goes on.
+/// What is behind the last signal, and the last context, is refused, and nothing is enqueued: the
+/// communicator goes on.
 fn refused(comm: &Comm, [signals, contexts]: [usize; 2]) -> Outcome {
     let (nccl, peer) = (comm.nccl().ok_or("NCCL")?, 0);
     let window = must("alloc", nccl.alloc::<f32>(8))?;

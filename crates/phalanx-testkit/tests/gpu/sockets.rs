@@ -1,5 +1,5 @@
-//! NCCL's sockets, as between hosts: peer-to-peer and shared memory switched off, and ranks that believe to be on hosts of
-//! their own.
+//! NCCL's sockets, as between hosts: peer-to-peer and shared memory switched off, and ranks that believe to
+//! be on hosts of their own.
 
 use crate::{collectives, exits, failures, messages};
 use libtest_mimic::{Failed, Trial};

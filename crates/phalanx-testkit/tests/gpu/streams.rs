@@ -85,7 +85,8 @@ fn synced(comm: Comm, _: &[String]) -> Outcome {
     for round in 0..6 {
         must("all_reduce", on_busy.all_reduce(&send, &mut recv, ReduceOp::Sum))?;
         match (comm.world_size(), round % 2) {
-            // Of several ranks the library orders it behind the first, on whose stream cudarc's events may still follow.
+            // Of several ranks the library orders it behind the first, on whose stream cudarc's events may
+            // still follow.
             (2.., _) | (_, 0) => {
                 must("of nothing", on_idle.all_reduce_in_place(&mut nothing, ReduceOp::Sum))?
             }
@@ -154,7 +155,8 @@ fn many_streams(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A program has a context of its own, of the same GPU: its other stream reads what the operation has written.
+/// A program has a context of its own, of the same GPU: its other stream reads what the operation has
+/// written.
 fn own_context(comm: Comm, _: &[String]) -> Outcome {
     let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
     let main = context.default_stream();
@@ -191,7 +193,8 @@ fn second_stream_in_a_group(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// cudarc does nothing in a context that keeps an error of something else; the next user is behind the operation all the same.
+/// cudarc does nothing in a context that keeps an error of something else; the next user is behind the
+/// operation all the same.
 fn kept_error(comm: Comm, _: &[String]) -> Outcome {
     let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
     let [main, reader] = [(); 2].map(|()| context.new_stream().unwrap());
@@ -215,7 +218,8 @@ fn kept_error(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// Who writes to a buffer waits for the operation that read it, and for who read it before, on another stream.
+/// Who writes to a buffer waits for the operation that read it, and for who read it before, on another
+/// stream.
 fn read_on_two_streams(comm: Comm, _: &[String]) -> Outcome {
     let compute = stream(&comm).clone();
     let [first, second] = [(); 2].map(|()| compute.context().new_stream().unwrap());
@@ -248,7 +252,8 @@ pub fn hold_up(stream: &CudaStream) -> Result<(), String> {
         .map_err(|e| e.to_string())
 }
 
-/// An operation is the first to read memory of the library's, and something else the last, which is sooner done.
+/// An operation is the first to read memory of the library's, and something else the last, which is sooner
+/// done.
 fn read_elsewhere_and_dropped(comm: Comm, _: &[String]) -> Outcome {
     let nccl = comm.nccl().ok_or("a communicator of NCCL")?;
     let compute = stream(&comm).clone();
@@ -304,7 +309,8 @@ fn read_elsewhere_and_written(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// What reads memory of the library's is on the only stream that was made in the context, which is dropped meanwhile.
+/// What reads memory of the library's is on the only stream that was made in the context, which is dropped
+/// meanwhile.
 fn reader_without_a_stream(comm: Comm, _: &[String]) -> Outcome {
     let context = CudaContext::new(stream(&comm).context().ordinal()).map_err(|e| e.to_string())?;
     let main = context.default_stream();
@@ -332,7 +338,8 @@ fn reader_without_a_stream(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// On a stream that the program captures what cannot be captured is refused, and harms neither the capture nor the communicator.
+/// On a stream that the program captures what cannot be captured is refused, and harms neither the capture
+/// nor the communicator.
 fn captured_by_the_program(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let main = stream(&comm).clone();
@@ -538,7 +545,8 @@ fn stream_for_each_step(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// Where the library was told that there are no graphs among other operations it does not order them, and `sync` waits for each.
+/// Where the library was told that there are no graphs among other operations it does not order them, and
+/// `sync` waits for each.
 fn graphs_apart() -> Result<(), String> {
     let mut config = Config::default();
     config.graph_usage_mode = Some(1);

@@ -1,4 +1,5 @@
-//! Wrong lengths, roots and peers in GPU memory: each operation says what is wrong and what would be right, and enqueues nothing.
+//! Wrong lengths, roots and peers in GPU memory: each operation says what is wrong and what would be right,
+//! and enqueues nothing.
 
 use crate::world::{both, done, expect, must, stream};
 use libtest_mimic::Trial;
@@ -7,7 +8,7 @@ use phalanx::cudarc::driver::{CudaSlice, DriverError};
 use phalanx::nccl::{Buffer, Registration};
 use phalanx::{Comm, Error, ReduceOp, Result, Target};
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 
 pub const SCENARIOS: &[Scenario] =
     &[Scenario::rank("wrong_slices", wrong_slices), Scenario::rank("wrong_buffers", wrong_buffers)];

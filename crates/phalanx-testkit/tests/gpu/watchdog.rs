@@ -1,5 +1,5 @@
-//! What no rank waits for in the library: a peer that is missing while the others wait on their own, or in a group, and a
-//! call that does not come back.
+//! What no rank waits for in the library: a peer that is missing while the others wait on their own, or in a
+//! group, and a call that does not come back.
 
 use crate::failures::{SLACK, TIMEOUT, names, still_works, world};
 use crate::flavour::emulated_as;
@@ -32,7 +32,8 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     on_several.chain(emulated).collect()
 }
 
-/// A rank is missing, and the others wait for their stream without the library: it ends, and the next call says why.
+/// A rank is missing, and the others wait for their stream without the library: it ends, and the next call
+/// says why.
 fn nobody_waits(gpus: usize) -> Result<(), Failed> {
     let (late, others) = (gpus - 1, Busy::new(gpus - 1));
     let errors = world(gpus, |comm| {
@@ -115,7 +116,8 @@ fn held_inside(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A library with `ncclCommRevoke` lets go, and the call is an error; an older one cannot, and the process ends.
+/// A library with `ncclCommRevoke` lets go, and the call is an error; an older one cannot, and the process
+/// ends.
 fn held(version: &str) -> Result<(), Failed> {
     let emulated = emulated_as(version)?.set("HANG_INSIDE", 2);
     let ended = emulated.launch(launch(SCENARIOS[0], 2, "")).run()?;

@@ -6,7 +6,7 @@ use crate::flavour;
 use libtest_mimic::{Failed, Trial};
 use phalanx::Comm;
 use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::{Body, Context, Outcome};
+use phalanx_testkit::scenario::{Body, ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::process::ExitCode;
@@ -30,8 +30,9 @@ pub fn elements(len: usize) -> usize {
     if are_emulated() { len / 128 } else { len }
 }
 
-/// How many ranks can have a GPU; without GPUs, how the trials ended on emulated ones. GPUs whose library is missing or cannot be used
-/// are a failure: nobody would notice that the trials ran on others. Whether a world of them can be made is for the trials to find out.
+/// How many ranks can have a GPU; without GPUs, how the trials ended on emulated ones. GPUs whose library is
+/// missing or cannot be used are a failure: nobody would notice that the trials ran on others. Whether a
+/// world of them can be made is for the trials to find out.
 pub fn gpus() -> Result<usize, ExitCode> {
     let gpus = flavour::gpus().map_err(|reason| on_emulated_gpus(&reason))?;
     match flavour::version() {

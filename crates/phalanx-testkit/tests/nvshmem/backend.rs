@@ -1,4 +1,5 @@
-//! NVSHMEM as a backend of `Comm`, on GPU memory: any memory, symmetric memory, and both. (The contract suite has host memory.)
+//! NVSHMEM as a backend of `Comm`, on GPU memory: any memory, symmetric memory, and both. (The contract suite
+//! has host memory.)
 
 use crate::world::{DEADLINE, done, expect, gpu_of, must, refused, value, values};
 use libtest_mimic::{Failed, Trial};
@@ -8,7 +9,7 @@ use phalanx::{BackendKind, Comm, Error, PreMulSum, ReduceOp, f16};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, phase};
-use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::time::{Duration, Instant};

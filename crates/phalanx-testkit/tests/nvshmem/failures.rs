@@ -1,5 +1,5 @@
-//! What goes wrong is an error, on all PEs, within the deadline; where the library can only end the process, the others
-//! are told.
+//! What goes wrong is an error, on all PEs, within the deadline; where the library can only end the process,
+//! the others are told.
 
 use crate::world::{are_emulated, barrier, context, done, launch, must, refused, upload};
 use crate::{lifecycle, memory};
@@ -246,7 +246,8 @@ fn stuck(comm: Comm, _: &[String]) -> Outcome {
     std::process::abort()
 }
 
-/// A kernel that is not loaded yet, for which the GPU has to come to rest: that is waited for with the timeout, too.
+/// A kernel that is not loaded yet, for which the GPU has to come to rest: that is waited for with the
+/// timeout, too.
 fn loading(comm: Comm, args: &[String]) -> Outcome {
     let context = context(&comm)?;
     let words = must("alloc", context.alloc::<u64>(2))?;
@@ -347,7 +348,8 @@ fn init_fails(pes: &[(&str, &str)]) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A PE whose GPU is too small for its heap: the library answers that, or ends the process. The other is told of it.
+/// A PE whose GPU is too small for its heap: the library answers that, or ends the process. The other is told
+/// of it.
 fn no_room() -> Result<(), Failed> {
     let launch = launch("failures/init", 2)
         .deadline(TIMEOUT * 2 + SLACK)
@@ -380,8 +382,8 @@ fn out_of_memory(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// PE 1's GPU has no room for the heap to grow: all PEs are told before the library tries, which would lose its heap; what fits into the
-/// heap as it is, is still to be had.
+/// PE 1's GPU has no room for the heap to grow: all PEs are told before the library tries, which would lose
+/// its heap; what fits into the heap as it is, is still to be had.
 fn no_room_to_grow(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     let names = if context.my_pe() == 1 { "more of the GPU" } else { "PE 1 could not" };

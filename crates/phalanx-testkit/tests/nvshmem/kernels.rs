@@ -1,7 +1,7 @@
 //! Kernels beside the library, and kernels that call it.
 //!
-//! The emulated driver knows the kernels of atomic operations and no others, so all but `kernels/overlap` need GPUs, NVRTC, nvJitLink and
-//! NVSHMEM's device code.
+//! The emulated driver knows the kernels of atomic operations and no others, so all but `kernels/overlap`
+//! need GPUs, NVRTC, nvJitLink and NVSHMEM's device code.
 
 use crate::world::{self, barrier, context, done, expect, free, must, read, upload, value, values};
 use libtest_mimic::{Failed, Trial};
@@ -10,7 +10,7 @@ use phalanx::cudarc::driver::LaunchConfig;
 use phalanx::jit::{Module, Program, value as argument, writes};
 use phalanx::nvshmem::Context;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

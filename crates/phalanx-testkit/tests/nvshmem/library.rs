@@ -1,8 +1,9 @@
-//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, the bootstrap by it and by the process
-//! managers of MPIs up to where a GPU is needed, and the error there; in processes of their own, since it ends the process in some cases.
+//! NVIDIA's own library on a machine without a GPU: loading, versions, the unique id, the bootstrap by it and
+//! by the process managers of MPIs up to where a GPU is needed, and the error there; in processes of their
+//! own, since it ends the process in some cases.
 //!
-//! `PHALANX_TEST_NVSHMEM` has folders with an installed wheel each (virtual environments), separated by colons. Without it
-//! the trials are ignored, but in CI (`CI=true`), where they have to run.
+//! `PHALANX_TEST_NVSHMEM` has folders with an installed wheel each (virtual environments), separated by
+//! colons. Without it the trials are ignored, but in CI (`CI=true`), where they have to run.
 
 use crate::world::{must, refused};
 use libtest_mimic::{Failed, Trial};
@@ -121,8 +122,8 @@ fn without_a_gpu(comm: Comm, _: &[String]) -> Outcome {
     Ok(error.to_string())
 }
 
-/// The library itself, which phalanx does not enter without a GPU: two processes find each other by a unique id, and initialisation comes
-/// to its end at the GPU.
+/// The library itself, which phalanx does not enter without a GPU: two processes find each other by a unique
+/// id, and initialisation comes to its end at the GPU.
 fn bootstrap(comm: Comm, _: &[String]) -> Outcome {
     let api = nvshmem_sys::Api::load().map_err(|error| error.to_string())?;
     let Some((get, set)) = api.nvshmemx_get_uniqueid.zip(api.nvshmemx_set_attr_uniqueid_args) else {

@@ -1,8 +1,8 @@
 //! The NVSHMEM suite: processes as PEs, one GPU each.
 //!
-//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the emulated CUDA
-//! driver and NVSHMEM of the test kit, which are loaded in the same way; some trials need what only the emulator can
-//! be told. `library.rs` has those of NVIDIA's own library on a machine without a GPU.
+//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the
+//! emulated CUDA driver and NVSHMEM of the test kit, which are loaded in the same way; some trials need what
+//! only the emulator can be told. `library.rs` has those of NVIDIA's own library on a machine without a GPU.
 
 #[cfg(target_os = "linux")]
 mod atomics;

@@ -5,7 +5,7 @@ use phalanx::cudarc::driver::{DevicePtr, sys};
 use phalanx::nvshmem::Context;
 use phalanx::{Comm, Error, UsageError};
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("memory/allocation", allocation),
@@ -35,7 +35,8 @@ fn allocation(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// The library has a barrier of all PEs in each of these calls, before which their operations on streams have to be over.
+/// The library has a barrier of all PEs in each of these calls, before which their operations on streams have
+/// to be over.
 fn behind_a_team(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     let (me, pes) = (context.my_pe(), context.n_pes());
@@ -145,7 +146,8 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     let slice = must("into_inner", local.into_inner())?;
     let got = stream.clone_dtoh(&slice).context(|| "download".into())?;
     expect("got into registered memory", &got, |index| i64::from(value(me, index)))?;
-    // Memory that does not come from cuMemCreate cannot be mapped a second time; asking the library would end it all.
+    // Memory that does not come from cuMemCreate cannot be mapped a second time; asking the library would end
+    // it all.
     let address = slice.device_ptr(&stream).0;
     // SAFETY: GPU memory of so many elements.
     let mapped = unsafe { context.register_symmetric::<i64>(address, 300) };

@@ -99,8 +99,8 @@ fn no_port(_: &[String]) -> Outcome {
     done()
 }
 
-/// PEs that find each other by mpirun's process manager, without phalanx's bootstrap or MPI; twice in a process. One of
-/// them ends later than the others.
+/// PEs that find each other by mpirun's process manager, without phalanx's bootstrap or MPI; twice in a
+/// process. One of them ends later than the others.
 fn by_environment(_: &[String]) -> Outcome {
     for round in 0..2 {
         let context = must("init_from_environment", Context::init_from_environment())?;

@@ -5,7 +5,7 @@ use phalanx::cudarc::driver::DeviceRepr;
 use phalanx::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use phalanx::nvshmem::{Compare, Context, SignalOp};
 use phalanx::{Comm, DType};
-use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, with_number};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -22,8 +22,8 @@ pub const SCENARIOS: &[Scenario] = &[
 
 const SIZES: [usize; 5] = [0, 1, 17, 4099, 70_001];
 
-/// What blocks waits for its own buffers and not for the context's stream, which waits for the other PE here, as does CUDA's
-/// default stream.
+/// What blocks waits for its own buffers and not for the context's stream, which waits for the other PE here,
+/// as does CUDA's default stream.
 fn beside(comm: Comm, _: &[String]) -> Outcome {
     let context = context(&comm)?;
     let (me, pes) = (context.my_pe(), context.n_pes());

@@ -5,7 +5,7 @@ use phalanx::cudarc::driver::DeviceRepr;
 use phalanx::nvshmem::{Context, Symmetric};
 use phalanx::{Comm, Error};
 use phalanx_testkit::processes::{Launch, ranks_per_gpu};
-use phalanx_testkit::scenario::{Context as _, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, gpus};
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Most PEs of a world.
 const MOST: usize = 4;
 
-/// Set where the GPUs are emulated, to the folder of the libraries (not `PHALANX_…`: those are taken from rank processes).
+/// Set where the GPUs are emulated, to the folder of the libraries (not `PHALANX_…`: those are taken from
+/// rank processes).
 pub const EMULATED: &str = "TESTKIT_EMULATED_NVSHMEM";
 
 pub fn are_emulated() -> bool {

@@ -1,7 +1,8 @@
 //! The GPU suite on RCCL and HIP: ranks as threads and as processes, one AMD GPU each.
 //!
-//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the emulated HIP and
-//! RCCL of the test kit, which are loaded in the same way. What RCCL shares with NCCL is tested by the same scenarios.
+//! It runs on the machine's GPUs, as many as four. Without any it runs, in a process of its own, on the
+//! emulated HIP and RCCL of the test kit, which are loaded in the same way. What RCCL shares with NCCL is
+//! tested by the same scenarios.
 //!
 //! Beside that, the real RCCL is asked what it answers without a GPU (`real.rs`).
 

@@ -99,8 +99,8 @@ fn many_streams(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// One buffer is read, and two parts of another are written, by operations of a group that starts them together; then
-/// all are dropped at once.
+/// One buffer is read, and two parts of another are written, by operations of a group that starts them
+/// together; then all are dropped at once.
 fn grouped_on_streams(comm: Comm, _: &[String]) -> Outcome {
     let communication = new_stream(&comm)?;
     let on = must("on", comm.on(&communication))?;

@@ -1,4 +1,5 @@
-//! What only RCCL has: its own memory, its bias, its numbers; and what it shares with NCCL beyond the operations.
+//! What only RCCL has: its own memory, its bias, its numbers; and what it shares with NCCL beyond the
+//! operations.
 
 use crate::world::{both, done, download, expect, must, stream, upload, value, values};
 use libtest_mimic::Trial;

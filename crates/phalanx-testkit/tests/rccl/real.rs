@@ -1,8 +1,8 @@
-//! AMD's own RCCL and HIP, as Debian packages them, on a machine without an AMD GPU: they load, say their version, make
-//! ids, and refuse what needs a GPU.
+//! AMD's own RCCL and HIP, as Debian packages them, on a machine without an AMD GPU: they load, say their
+//! version, make ids, and refuse what needs a GPU.
 //!
-//! They need a newer C library than the system may have. So the variable [`ROOT`] names a folder in which that release's
-//! packages are unpacked, and this program is started by the loader in there.
+//! They need a newer C library than the system may have. So the variable [`ROOT`] names a folder in which
+//! that release's packages are unpacked, and this program is started by the loader in there.
 
 use libtest_mimic::{Failed, Trial};
 use phalanx::{BackendKind, Comm, hip};

@@ -4,14 +4,16 @@ use std::time::{Duration, Instant};
 
 /// Spin this long before yielding. Most operations of a few bytes finish within it.
 const SPINNING: Duration = Duration::from_micros(200);
-/// Then yield the core this long before sleeping. A sleep takes about 100 µs, which short operations would notice.
+/// Then yield the core this long before sleeping. A sleep takes about 100 µs, which short operations would
+/// notice.
 const YIELDING: Duration = Duration::from_millis(10);
 /// Then sleep this long between two polls.
 const NAP: Duration = Duration::from_micros(50);
 /// Interval at which a wait looks for errors and checks the peers.
 pub(crate) const LOOK: Duration = Duration::from_millis(2);
 
-/// Polls something that cannot notify us: spins for 200 µs, yields for 10 ms, then sleeps 50 µs between polls.
+/// Polls something that cannot notify us: spins for 200 µs, yields for 10 ms, then sleeps 50 µs between
+/// polls.
 pub(crate) struct Backoff {
     /// When the wait began.
     pub since: Instant,

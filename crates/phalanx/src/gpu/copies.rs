@@ -1,4 +1,5 @@
-//! A warning about several copies of one library in a process. Communicators of two copies would wait for each other forever.
+//! A warning about several copies of one library in a process. Communicators of two copies would wait for
+//! each other forever.
 
 use crate::os::sync::lock;
 use phalanx_sys::Search;
@@ -13,7 +14,8 @@ impl Copies {
         Copies(Mutex::new(Vec::new()))
     }
 
-    /// Warns about each copy beside the one in use, once. The program or another library may load one at any time.
+    /// Warns about each copy beside the one in use, once. The program or another library may load one at any
+    /// time.
     pub fn look(&self, search: &Search, used: &Path) {
         let mut named = lock(&self.0);
         for other in search.loaded_beside(used) {

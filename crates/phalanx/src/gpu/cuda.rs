@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 /// Loads the CUDA driver, under a name by which cudarc finds it too. It stays loaded.
 ///
 /// # Errors
-/// [`Error::LibraryNotFound`] if there is no driver; [`Error::Unsupported`] if the file is not a driver, or if cudarc does
-/// not find it under its name.
+/// [`Error::LibraryNotFound`] if there is no driver; [`Error::Unsupported`] if the file is not a driver, or
+/// if cudarc does not find it under its name.
 pub(crate) fn driver() -> Result<&'static Library> {
     static DRIVER: OnceLock<Library> = OnceLock::new();
     if let Some(driver) = DRIVER.get() {

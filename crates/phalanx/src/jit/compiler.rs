@@ -51,8 +51,8 @@ pub(crate) fn load() -> Result<&'static Nvrtc> {
 macro_rules! call {
     ($self:ident.$name:ident($($argument:expr),*)) => {{
         let function = $self.api.$name.ok_or_else(|| Error::from($self.api.lacks(stringify!($name))))?;
-        // SAFETY: the arguments are those of the C function: programs that live, out-pointers that are valid, texts
-        // that end in NUL.
+        // SAFETY: the arguments are those of the C function: programs that live, out-pointers that are valid,
+        // texts that end in NUL.
         let result = unsafe { function($($argument),*) };
         $self.check(result, stringify!($name))
     }};

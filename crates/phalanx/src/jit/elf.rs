@@ -1,4 +1,5 @@
-//! Completeness check of device code. The driver gets its address without a length, and reads wherever the file points to.
+//! Completeness check of device code. The driver gets its address without a length, and reads wherever the
+//! file points to.
 
 /// Sections that have no bytes in the file, and those whose kind only CUDA knows.
 const NOBITS: u64 = 8;

@@ -41,7 +41,8 @@ pub fn device_comm(comm: &impl DeviceHandle) -> Argument<'_> {
     Argument(Kind::DeviceComm(comm))
 }
 
-/// A handle that a kernel takes by value and uses until it ends: [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
+/// A handle that a kernel takes by value and uses until it ends:
+/// [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
 pub trait DeviceHandle: sealed::Sealed {
     /// The bytes that are passed to the kernel.
     fn as_bytes(&self) -> &[u8];
@@ -119,18 +120,19 @@ impl Argument<'_> {
 }
 
 impl Kernel<'_> {
-    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work on the stream and behind earlier uses
-    /// of the buffers. Later uses of the buffers run behind it.
+    /// Launches it on a stream: `cuLaunchKernel`. It runs behind the work on the stream and behind earlier
+    /// uses of the buffers. Later uses of the buffers run behind it.
     ///
     /// # Errors
-    /// [`UsageError::Kernel`](crate::UsageError::Kernel) if number or sizes of the arguments are not those of the
-    /// kernel's parameters, or a buffer is in host memory; [`Error::Library`](crate::Error::Library) if the driver refuses.
+    /// [`UsageError::Kernel`](crate::UsageError::Kernel) if number or sizes of the arguments are not those of
+    /// the kernel's parameters, or a buffer is in host memory; [`Error::Library`](crate::Error::Library) if
+    /// the driver refuses.
     ///
     /// # Safety
-    /// The arguments have the types of the kernel's parameters. The kernel stays within the buffers, writes only to those
-    /// that it [`writes`], and is free of data races with everything else on the GPU and on others. What an
-    /// address that is passed as a value points to is valid until the kernel has ended. If the stream is being captured,
-    /// kernel and buffers live as long as the graph.
+    /// The arguments have the types of the kernel's parameters. The kernel stays within the buffers, writes
+    /// only to those that it [`writes`], and is free of data races with everything else on the GPU and on
+    /// others. What an address that is passed as a value points to is valid until the kernel has ended. If
+    /// the stream is being captured, kernel and buffers live as long as the graph.
     pub unsafe fn launch<const N: usize>(
         &self,
         stream: &Arc<CudaStream>,
@@ -141,12 +143,12 @@ impl Kernel<'_> {
         unsafe { self.start(stream, config, arguments, false) }
     }
 
-    /// Launches it so that all its blocks run at the same time: `cuLaunchCooperativeKernel`. Kernels need it whose
-    /// blocks wait for each other or, with NVSHMEM, for other ranks.
+    /// Launches it so that all its blocks run at the same time: `cuLaunchCooperativeKernel`. Kernels need it
+    /// whose blocks wait for each other or, with NVSHMEM, for other ranks.
     ///
     /// # Errors
-    /// As for [`launch`](Kernel::launch); and [`UsageError::Kernel`](crate::UsageError::Kernel) if there are more than
-    /// [`cooperative_blocks`](Kernel::cooperative_blocks).
+    /// As for [`launch`](Kernel::launch); and [`UsageError::Kernel`](crate::UsageError::Kernel) if there are
+    /// more than [`cooperative_blocks`](Kernel::cooperative_blocks).
     ///
     /// # Safety
     /// As for [`launch`](Kernel::launch).
@@ -185,8 +187,9 @@ impl Kernel<'_> {
             passed.each_mut().map(|one| one.as_mut().map_or(std::ptr::null_mut(), Passed::start));
         let (grid, block, shared) = (config.grid_dim, config.block_dim, config.shared_mem_bytes);
         let (stream, list) = (stream.cu_stream(), starts.as_mut_ptr());
-        // SAFETY: a function of a module that lives, on a stream of its GPU, with pointers to as many arguments as it
-        // has parameters, each as large (checked where the driver tells); the rest is the caller's contract.
+        // SAFETY: a function of a module that lives, on a stream of its GPU, with pointers to as many
+        // arguments as it has parameters, each as large (checked where the driver tells); the rest is the
+        // caller's contract.
         let result = unsafe {
             if cooperative {
                 sys::cuLaunchCooperativeKernel(

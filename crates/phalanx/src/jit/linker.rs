@@ -50,8 +50,8 @@ macro_rules! call {
     ($self:ident.$name:ident($($argument:expr),*)) => {{
         let api = &$self.library.api;
         let function = api.$name.ok_or_else(|| Error::from(api.lacks(stringify!($name))))?;
-        // SAFETY: the arguments are those of the C function: a linker that lives, out-pointers that are valid, texts
-        // that end in NUL, data of the given length.
+        // SAFETY: the arguments are those of the C function: a linker that lives, out-pointers that are
+        // valid, texts that end in NUL, data of the given length.
         let result = unsafe { function($self.linker, $($argument),*) };
         $self.check(result, stringify!($name))
     }};

@@ -1,4 +1,5 @@
-//! Kernels compiled at run time: CUDA C++ to code of a GPU, with NVSHMEM's or NCCL's device functions if it includes them.
+//! Compiles CUDA C++ at run time and launches its kernels, which may use the device functions of NVSHMEM or
+//! NCCL.
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
@@ -31,11 +32,12 @@
 //! # }
 //! ```
 //!
-//! [`Program`] is compiled by NVRTC to an [`Image`]; if it [uses NVSHMEM](Program::nvshmem), nvJitLink adds NVSHMEM's device
-//! code, and what it [uses of NCCL](Program::nccl) is in NCCL's headers. A [`Module`] is an image on a GPU; a [`Kernel`] of it is launched with any buffer of phalanx. The
-//! libraries and headers are found at run time, in wheels, CUDA trees and packages of distributions: what is
-//! missing is [`Error::LibraryNotFound`](crate::Error::LibraryNotFound), with every place that was looked at.
-//! [docs/kernels.md](https://docs.rs/crate/phalanx/latest/source/docs/kernels.md) tells more.
+//! [`Program`] is compiled by NVRTC to an [`Image`]; if it [uses NVSHMEM](Program::nvshmem), nvJitLink adds
+//! NVSHMEM's device code, and what it [uses of NCCL](Program::nccl) is in NCCL's headers. A [`Module`] is an
+//! image on a GPU; a [`Kernel`] of it is launched with any buffer of phalanx. The libraries and headers are
+//! found at run time, in wheels, CUDA trees and packages of distributions: what is missing is
+//! [`Error::LibraryNotFound`](crate::Error::LibraryNotFound), with every place that was looked at. More:
+//! `docs/kernels.md` in the repository.
 
 mod compiler;
 mod elf;

@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Compiled code on a GPU.
 ///
-/// Clones and kernels are handles of the same module. Dropping the last handle waits up to 10 s for running kernels and
-/// unloads the module; if they do not end, the module stays on the GPU and the log says so.
+/// Clones and kernels are handles of the same module. Dropping the last handle waits up to 10 s for running
+/// kernels and unloads the module; if they do not end, the module stays on the GPU and the log says so.
 ///
 /// A module that uses NVSHMEM borrows the [`nvshmem::Context`](crate::nvshmem::Context) that it was
 /// [loaded with](crate::nvshmem::Context::load).
@@ -57,8 +57,9 @@ impl Module<'static> {
     /// Loads an image on a GPU.
     ///
     /// # Errors
-    /// [`Error::Library`] if the driver refuses it: it is for another kind of GPU, or from a newer release of CUDA;
-    /// [`UsageError::Kernel`] if it is not whole, or uses NVSHMEM, for which there is another way to load it.
+    /// [`Error::Library`] if the driver refuses it: it is for another kind of GPU, or from a newer release of
+    /// CUDA; [`UsageError::Kernel`] if it is not whole, or uses NVSHMEM, for which there is another way to
+    /// load it.
     pub fn load(gpu: &Arc<CudaContext>, image: &Image) -> Result<Module<'static>> {
         let loaded = Loaded::new(gpu, image)?;
         if loaded.uses_nvshmem()? {
@@ -99,7 +100,8 @@ impl<'c> Module<'c> {
         Ok(Kernel { module: self.clone(), name: name.to_owned(), function, parameters })
     }
 
-    /// Address and bytes of a variable of the code (`__device__` or `__constant__`), valid as long as the module.
+    /// Address and bytes of a variable of the code (`__device__` or `__constant__`), valid as long as the
+    /// module.
     ///
     /// # Errors
     /// [`UsageError::Kernel`] if there is none.
@@ -135,8 +137,8 @@ impl<'c> Kernel<'c> {
         self.function
     }
 
-    /// How many blocks of so many threads, with so much dynamic shared memory, are on the GPU at once: the limit of
-    /// [`launch_cooperative`](Kernel::launch_cooperative).
+    /// How many blocks of so many threads, with so much dynamic shared memory, are on the GPU at once: the
+    /// limit of [`launch_cooperative`](Kernel::launch_cooperative).
     pub fn cooperative_blocks(&self, threads: u32, shared_bytes: usize) -> Result<u32> {
         let gpu = self.module.gpu();
         gpu.bind_to_thread()?;

@@ -5,10 +5,12 @@ use std::ffi::CStr;
 
 /// Source text put before a program that uses NCCL's device API.
 ///
-/// The headers are nvcc's, and go by names of C's library. So those come from CUDA's own beforehand (since 2.31, the headers include them
-/// where nothing but C may be), and declarations of the host's functions are read as any other. What goes over the network is left out:
-/// it relies on packed structures, which NVRTC does not know, and on headers of the system. `loadConst` of the releases before 2.31 has arrays
-/// without elements where it is not used, which nvcc lets pass.
+/// NCCL's headers are written for nvcc. Under NVRTC they need this:
+/// - Names of the C library come from CUDA's own headers, included first: since 2.31 NCCL's headers include
+///   them inside `extern "C"`.
+/// - `__host__` is empty, so that declarations of host functions compile.
+/// - GIN (networking) is left out: it needs packed structures, which NVRTC lacks, and system headers.
+/// - Before 2.31, `loadConst` declares arrays without elements, which only nvcc accepts.
 const PRELUDE: &CStr = c"
 #define __host__
 #include <cuda/std/cstdint>
@@ -65,7 +67,8 @@ __device__ __forceinline__ T loadConst(T const* from) {
 ";
 pub(crate) const NCCL_PRELUDE_NAME: &CStr = c"phalanx_nccl_prelude.h";
 
-/// C's and C++'s headers whose names are there already, and the whole of NCCL's, of which the prelude has what compiles.
+/// Empty replacements of headers: those of C and C++ whose names the prelude has, and NCCL's umbrella header,
+/// of which the prelude includes the parts that compile.
 pub(crate) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
     (NCCL_PRELUDE_NAME, PRELUDE),
     (c"nccl_device.h", c""),
@@ -77,7 +80,7 @@ pub(crate) const NCCL_HEADERS: &[(&CStr, &CStr)] = &[
     (c"type_traits", c"namespace std { using namespace cuda::std; }"),
 ];
 
-/// The version of the NCCL that is, or would be, loaded.
+/// Returns the version of the NCCL that is, or would be, loaded.
 pub(crate) fn loaded_nccl() -> Option<u32> {
     crate::gpu::nccl::loaded_version(Flavour::Nccl)
 }

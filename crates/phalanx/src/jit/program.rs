@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 /// Source text put before a program that uses NVSHMEM.
 ///
-/// Under NVRTC, CUDA's headers make 64-bit integers `long long`. nvcc, which compiled NVSHMEM's device code, makes them
-/// `long`, and functions go by names that their parameters are part of. So headers that have such types are read
-/// under other names for them. And the headers of 3.4 use names of the C++ library, which NVRTC lacks.
+/// Under NVRTC, CUDA's headers define 64-bit integers as `long long`. nvcc, which compiled NVSHMEM's device
+/// code, uses `long`, and mangled function names contain their parameters' types. So headers with such types
+/// are included with the types redefined. The headers of 3.4 also use names of the C++ library, which NVRTC
+/// lacks.
 const PRELUDE: &CStr = c"
 #define int64_t cuda_int64_t
 #define uint64_t cuda_uint64_t
@@ -78,7 +79,7 @@ pub struct Image {
 }
 
 impl Program {
-    /// A program with a name for error messages, like that of a file: `ring.cu`.
+    /// Creates a program. Error messages use the name, like that of a file: `ring.cu`.
     pub fn new(name: impl Into<String>, source: impl Into<String>) -> Program {
         Program {
             name: name.into(),
@@ -91,20 +92,21 @@ impl Program {
         }
     }
 
-    /// With NVSHMEM's device functions: for a source that includes `<nvshmem.h>` and `<nvshmemx.h>`.
+    /// Adds NVSHMEM's device functions, for a source that includes `<nvshmem.h>` and `<nvshmemx.h>`.
     ///
-    /// Compiling and linking take several seconds; [`Image::as_bytes`] is for keeping the result.
+    /// Compiling and linking take several seconds; store the result with [`Image::as_bytes`].
     pub fn nvshmem(mut self) -> Program {
         self.nvshmem = true;
         self
     }
 
-    /// With NCCL's device API, for a source that includes `<nccl_device.h>` (NCCL 2.28.3) and is launched with a
-    /// [`DeviceComm`](crate::nccl::DeviceComm): its teams, pointers to peers' memory, barriers and all-to-all of ranks that reach each
-    /// other's memory, multicast. What goes over the network (`ncclGin`) does not compile under NVRTC.
+    /// Adds NCCL's device API, for a source that includes `<nccl_device.h>` (NCCL 2.28.3) and is launched
+    /// with a [`DeviceComm`](crate::nccl::DeviceComm): its teams, pointers to peers' memory, barriers and
+    /// all-to-all of ranks that reach each other's memory, multicast. Networking (`ncclGin`) does not compile
+    /// under NVRTC.
     ///
-    /// Headers and library are of one release; where NCCL is there, another release of the headers is a compile error that says so.
-    /// `__host__` is nothing in such a source.
+    /// Headers and library must be of one release: if NCCL is installed and its headers are of another, that
+    /// is a compile error. `__host__` is defined as empty in such a source.
     pub fn nccl(mut self) -> Program {
         self.nccl = true;
         self
@@ -115,21 +117,21 @@ impl Program {
         self.option(format!("--define-macro={name}={value}"))
     }
 
-    /// Another folder with headers. They come before those of CUDA and NVSHMEM, which are found without it.
+    /// Adds a folder with headers. It is searched before those of CUDA and NVSHMEM, which need no such call.
     pub fn include(mut self, folder: impl Into<PathBuf>) -> Program {
         self.includes.push(folder.into());
         self
     }
 
-    /// Another option of NVRTC, such as `--use_fast_math`. Of options that contradict each other the last counts; the first
-    /// is `--std=c++17`.
+    /// Adds an option of NVRTC, such as `--use_fast_math`. Of options that contradict each other the last
+    /// counts; the first is `--std=c++17`.
     pub fn option(mut self, option: impl Into<String>) -> Program {
         self.options.push(option.into());
         self
     }
 
-    /// A kernel that is not `extern "C"`: an instance of a template (`scale<float>`), or a name in a namespace.
-    /// [`Module::kernel`](super::Module::kernel) takes the same text.
+    /// Adds a kernel that is not `extern "C"`: an instance of a template (`scale<float>`), or a name in a
+    /// namespace. [`Module::kernel`](super::Module::kernel) takes the same text.
     pub fn instantiate(mut self, kernel: impl Into<String>) -> Program {
         self.expressions.push(kernel.into());
         self
@@ -147,12 +149,13 @@ impl Program {
     /// Compiles for a kind of GPU, such as `sm_90`. Needs no GPU.
     ///
     /// # Errors
-    /// - [`Error::Compile`](crate::Error::Compile) with the lines that are wrong, or the linker's words;
-    /// - [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if NVRTC is not there; with
-    ///   [`nvshmem`](Program::nvshmem), also if nvJitLink, NVSHMEM's headers and device library, or the headers of
-    ///   CUDA and CCCL are not; with [`nccl`](Program::nccl), if NCCL's headers or those are not;
+    /// - [`Error::Compile`](crate::Error::Compile) with the wrong lines, or the linker's log;
+    /// - [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) if NVRTC is not installed; with
+    ///   [`nvshmem`](Program::nvshmem), also if nvJitLink, NVSHMEM's headers and device library, or the
+    ///   headers of CUDA and CCCL are not; with [`nccl`](Program::nccl), if NCCL's headers or those are not;
     /// - [`Error::Unsupported`](crate::Error::Unsupported) for a program with both;
-    /// - [`UsageError::Setting`] for an architecture that is none of a GPU (`compute_90`), for which there is no code.
+    /// - [`UsageError::Setting`] for an architecture that is none of a GPU (`compute_90`), for which there is
+    ///   no code.
     pub fn compile(&self, architecture: &str) -> Result<Image> {
         let nvrtc = compiler::load()?;
         let mut folders = self.includes.clone();
@@ -209,7 +212,8 @@ impl Program {
         image.check().map(|()| image)
     }
 
-    /// A folder with headers. Code that uses neither NVSHMEM nor NCCL may do without: what is missing is told with an error.
+    /// A folder with headers. Code without NVSHMEM and NCCL may not need it, so a missing folder is only
+    /// shown with a compile error.
     fn header(
         &self,
         found: std::result::Result<Found, NotFound>,
@@ -246,13 +250,14 @@ impl Program {
 }
 
 impl Image {
-    /// The code: an ELF file (a *cubin*). To be kept, since compiling takes its time.
+    /// Returns the code, an ELF file (a *cubin*), to store it: compiling takes seconds.
     pub fn as_bytes(&self) -> &[u8] {
         &self.cubin
     }
 
-    /// An image of code that was kept, or compiled by `nvcc --cubin`. Kernels that are not `extern "C"` go by their
-    /// [lowered names](Image::lowered_name). What is no whole file is refused when it is loaded.
+    /// Makes an image of stored code, or of code compiled by `nvcc --cubin`. Kernels that are not `extern
+    /// "C"` go by their [lowered names](Image::lowered_name). An incomplete file is refused when it is
+    /// loaded.
     pub fn from_bytes(cubin: impl Into<Vec<u8>>) -> Image {
         Image { cubin: cubin.into(), names: BTreeMap::new(), log: String::new() }
     }
@@ -268,12 +273,12 @@ impl Image {
             .into())
     }
 
-    /// The name in the code of a kernel that was [instantiated](Program::instantiate).
+    /// Returns the lowered name of a kernel that was [instantiated](Program::instantiate).
     pub fn lowered_name(&self, kernel: &str) -> Option<&str> {
         self.names.get(kernel).map(String::as_str)
     }
 
-    /// The compiler's warnings.
+    /// Returns the compiler's warnings.
     pub fn log(&self) -> &str {
         &self.log
     }

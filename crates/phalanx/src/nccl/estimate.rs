@@ -9,11 +9,12 @@ use phalanx_sys::nccl::{ncclResult_t, ncclSimInfo_t};
 use std::time::Duration;
 
 impl<'a> Surface<'a> {
-    /// Estimates the time of a collective by the library's cost model (`ncclGroupSimulateEnd`, 2.22); `None` if the model has no
-    /// figure. Nothing is enqueued, and the buffers do not change. Collective: all ranks ask for the same, since the library connects them for it.
+    /// Estimates the time of a collective by the library's cost model (`ncclGroupSimulateEnd`, 2.22); `None`
+    /// if the model has no figure. Nothing is enqueued, and the buffers do not change. Collective: all ranks
+    /// ask for the same, since the library connects them for it.
     ///
-    /// It is a figure of the library's cost model, by which it chooses algorithms, of a quiet machine. It is known for `all_reduce`,
-    /// `broadcast`, `reduce`, `all_gather` and `reduce_scatter`, in GPU memory.
+    /// The library chooses algorithms by this model, which assumes an idle machine. It covers `all_reduce`,
+    /// `broadcast`, `reduce`, `all_gather` and `reduce_scatter` in GPU memory.
     ///
     /// ```no_run
     /// # fn main() -> phalanx::Result<()> {
@@ -27,9 +28,10 @@ impl<'a> Surface<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it; [`Error::Unsupported`](crate::Error) for anything but one of
-    /// these collectives, and on a communicator that is [non-blocking](crate::nccl::Config::non_blocking), whose operations the library
-    /// would carry out instead; [`UsageError::Memory`](crate::UsageError) for host memory.
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it;
+    /// [`Error::Unsupported`](crate::Error) for anything but one of these collectives, and on a communicator
+    /// that is [non-blocking](crate::nccl::Config::non_blocking), whose operations the library would carry
+    /// out instead; [`UsageError::Memory`](crate::UsageError) for host memory.
     pub fn estimate(
         &self,
         describe: impl FnOnce(&mut CommGroup<'_, 'a>) -> Result<()>,
@@ -48,7 +50,7 @@ impl<'a> Surface<'a> {
         self.check_blocking()?;
         self.comm.refuse_driver("estimate")?;
         if communicator.ranks == 1 {
-            // The library does the work of one rank when it is called, and not at a group's end.
+            // For one rank, the library works during the call and not at the group's end.
             return Ok(None);
         }
         // SAFETY: the buffers are lent to the group; one thread at a time makes collective calls.
@@ -68,7 +70,7 @@ impl<'a> Surface<'a> {
                 "it is non-blocking (by a configuration file of NCCL's), and did so now",
             ));
         }
-        // In microseconds; below 0 where the model says nothing.
+        // In microseconds; negative if the model has no figure.
         let seconds = f64::from(info.estimatedTime) / 1e6;
         Ok(Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()))
     }
@@ -77,7 +79,7 @@ impl<'a> Surface<'a> {
         if std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|value| value == "0") {
             return Err(carries_out("it is non-blocking (NCCL_COMM_BLOCKING=0)"));
         }
-        // What the variable says counts more.
+        // The environment variable takes precedence.
         if self.comm.settings.config.non_blocking && std::env::var_os("NCCL_COMM_BLOCKING").is_none() {
             return Err(carries_out("it is non-blocking (Config::non_blocking)"));
         }
@@ -85,7 +87,7 @@ impl<'a> Surface<'a> {
     }
 }
 
-/// On a non-blocking communicator the library loses that the end of the group was to be simulated.
+/// On a non-blocking communicator the library forgets that the group was only to be simulated.
 fn carries_out(why: &str) -> Error {
     Error::from(UnsupportedError {
         what: "an estimate on this communicator".into(),

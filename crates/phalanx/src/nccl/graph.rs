@@ -37,13 +37,12 @@ use std::sync::Arc;
 /// # }
 /// ```
 ///
-/// The graph owns the buffers that its operations use, so that they live as long, and lends them between launches. A
-/// launch comes behind what was enqueued on them before, and what is enqueued on them later comes behind the launch, on
-/// whatever stream. All ranks capture and launch alike, as they make calls: a launch counts as the calls that it holds, so a
-/// rank that is missing or differs is named as ever.
+/// The graph owns the buffers of its operations and lends them between launches. A launch is ordered after
+/// earlier work on the buffers and before later work, on any stream. All ranks must capture and launch alike:
+/// a launch counts as the calls in it, so errors name a missing or differing rank as usual.
 ///
-/// It borrows its communicator, which cannot be finalized while the graph lives: NCCL would wait for the graph's end. A
-/// communicator that fails destroys its graphs; what is left of one owns the buffers.
+/// It borrows its communicator, which cannot be finalized while the graph lives: NCCL would wait for the
+/// graph's end. A communicator that fails destroys its graphs; what is left of one owns the buffers.
 pub struct Graph<'c, B, F> {
     /// Dropped first.
     graph: Arc<HeldGraph>,
@@ -57,18 +56,19 @@ impl<'c, B, F> Graph<'c, B, F>
 where
     F: for<'b> Fn(&mut CommGroup<'_, 'b>, &'b mut B) -> Result<()>,
 {
-    /// Captures the operations that `describe` gives a group (`cuStreamBeginCapture`, on a stream of the graph's own).
-    /// Nothing is carried out yet. Collective.
+    /// Captures the operations that `describe` gives a group (`cuStreamBeginCapture`, on a stream of the
+    /// graph's own). Nothing is carried out yet. Collective.
     ///
-    /// Among ranks that are threads the operations are carried out once before, on memory of the same size that is allocated
-    /// for it: NCCL connects ranks when they first need it, and the driver does not open the GPUs of one process to each
-    /// other while a stream is captured.
+    /// Among ranks that are threads the operations are carried out once before, on memory of the same size
+    /// that is allocated for it: NCCL connects ranks when they first need it, and the driver does not open
+    /// the GPUs of one process to each other while a stream is captured.
     ///
-    /// `describe` is called again before each launch, to see that the buffers are still those that were captured.
+    /// `describe` is called again before each launch, to see that the buffers are still those that were
+    /// captured.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in host memory, which
-    /// a graph cannot hold; what the operations themselves refuse.
+    /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in
+    /// host memory, which a graph cannot hold; what the operations themselves refuse.
     pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
         let (Some(stream), Some(nccl)) = (comm.cuda_stream(), NcclComm::of(&*comm.backend)) else {
             return Err(Error::from(UnsupportedError {
@@ -84,13 +84,13 @@ where
             let mut group = Group::new();
             describe(&mut group.on(&comm), &mut buffers)?;
             let captured = Captured::of(&group)?;
-            // What was posted before is carried out before, and is no part of the graph.
+            // Messages posted earlier are carried out first, and are not part of the graph.
             comm.requests.wait_for_collectives();
             nccl.flush()?;
             rehearse(&group, &comm, &stream)?;
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
             let started = group.start_all();
-            // Ended also if a call failed: nothing else could be done with the stream.
+            // Ended even if a call failed: until then the stream is unusable.
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));
             started?;
             (graph?, captured)
@@ -125,19 +125,19 @@ where
         group.launch(&self.comm, &self.graph)
     }
 
-    /// The buffers, reading.
+    /// Returns the buffers, to read them.
     pub fn buffers(&self) -> &B {
         &self.buffers
     }
 
-    /// The buffers, to fill them for the next launch. Their memory has to stay the same.
+    /// Returns the buffers, to fill them for the next launch. They must not be replaced by other memory.
     pub fn buffers_mut(&mut self) -> &mut B {
         &mut self.buffers
     }
 }
 
 impl<B, F> Graph<'_, B, F> {
-    /// Ends the graph and gives the buffers back.
+    /// Destroys the graph and returns the buffers.
     pub fn into_buffers(self) -> B {
         self.buffers
     }
@@ -150,7 +150,7 @@ impl<B: std::fmt::Debug, F> std::fmt::Debug for Graph<'_, B, F> {
     }
 }
 
-/// Runs a group's operations once on scratch memory, where a capture cannot be the first to need a connection.
+/// Runs a group's operations once on scratch memory, where NCCL cannot connect the ranks during a capture.
 fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<()> {
     /// Alignment in bytes that suits every type and NCCL's kernels.
     const ALIGNMENT: usize = 512;
@@ -224,7 +224,7 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
 }
 
 impl Group<'_> {
-    /// Launches a CUDA graph that was captured of these operations of one communicator.
+    /// Launches the CUDA graph of these operations.
     pub(crate) fn launch(&self, comm: &Comm, graph: &HeldGraph) -> Result<()> {
         comm.requests.wait_for_collectives();
         let nccl = NcclComm::of(&*comm.backend).expect("a graph is made on a communicator of NCCL");

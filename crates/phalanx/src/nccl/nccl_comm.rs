@@ -31,10 +31,12 @@ impl<'a> Nccl<'a> {
         Nccl(surface)
     }
 
-    /// This communicator with settings for its collectives (`ncclAllReduceConfig` and its like, NCCL 2.31): how many thread blocks,
-    /// which algorithms. All ranks give an operation the same settings; [checked](crate::Builder::check), a difference is an error.
+    /// This communicator with settings for its collectives (`ncclAllReduceConfig` and its like, NCCL 2.31):
+    /// how many thread blocks, which algorithms. All ranks give an operation the same settings;
+    /// [checked](crate::Builder::check), a difference is an error.
     ///
-    /// Messages, and what is made of messages (`all_gather_v`, `gather_v`, `scatter_v`, `all_to_all_v`), have none.
+    /// The settings do not apply to messages, nor to collectives that consist of messages: `all_gather_v`,
+    /// `gather_v`, `scatter_v`, `all_to_all_v`.
     ///
     /// ```no_run
     /// # fn main() -> phalanx::Result<()> {
@@ -50,25 +52,27 @@ impl<'a> Nccl<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error) if the library is too old for it. What is wrong with a setting the library says when
-    /// an operation is called.
+    /// [`Error::Unsupported`](crate::Error) if the library is too old. An invalid setting is the library's
+    /// error in the next operation.
     pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
         let config = config.raw(self.comm.communicator.library)?;
         Ok(self.front.with_lane(self.stream.clone().configured(config)))
     }
 
-    /// The GPU's context.
+    /// Returns cudarc's context of the GPU.
     pub fn context(&self) -> &'a Arc<CudaContext> {
         self.comm.communicator.device.cuda().expect("NCCL's GPUs are CUDA's")
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them (not on a thread that
-    /// drives [all ranks](init_all)), else registered. `len` elements, zero. Collective: every rank allocates as many bytes.
+    /// Allocates `len` zeroed elements of the memory on which operations are fastest: a symmetric window if
+    /// the library has them (not on a thread that drives [all ranks](init_all)), else registered memory.
+    /// Collective: all ranks allocate the same number of bytes.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         self.best_buffer(len)
     }
 
-    /// [`alloc`](Nccl::alloc) with a choice. `ncclMemAlloc`, `ncclCommRegister`, `ncclCommWindowRegister`.
+    /// Allocates as [`alloc`](Nccl::alloc), with the given kind of registration. `ncclMemAlloc`,
+    /// `ncclCommRegister`, `ncclCommWindowRegister`.
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
@@ -76,48 +80,53 @@ impl<'a> Nccl<'a> {
         self.buffer(len, registration)
     }
 
-    /// Registers memory that the program has with the communicator (`ncclCommRegister`, 2.19), so that operations need not copy
-    /// through the library's own: all ranks register what they use in an operation, or none. The buffer owns the slice, so that the memory
-    /// is not freed while it is registered; [`Buffer::into_slice`] gives it back. Not collective.
+    /// Registers the program's own memory with the communicator (`ncclCommRegister`, 2.19), so that
+    /// operations do not copy it through the library's memory. For one operation, all ranks register their
+    /// buffers or none does. The returned buffer owns the slice; [`Buffer::into_slice`] gives it back. Not
+    /// collective.
     ///
-    /// Memory of CUDA's pools (`cuMemAllocAsync`, which is what cudarc's own slices have) cannot be registered from NCCL 2.30 on, and stays
-    /// [`Plain`](Registration::Plain) with every release, as [`Buffer::registration`] says. What can be is memory of `cuMemAlloc`, such as that of
-    /// another library, as a slice of `CudaStream::upgrade_device_ptr`.
+    /// Memory of `cuMemAlloc` can be registered: another library's, for example, as a slice of
+    /// `CudaStream::upgrade_device_ptr`. Memory of CUDA's pools (`cuMemAllocAsync`), which cudarc's slices
+    /// have, cannot from NCCL 2.30 on. With every release it stays [`Plain`](Registration::Plain); see
+    /// [`Buffer::registration`].
     ///
-    /// Windows are made of the library's own memory: [`alloc`](Nccl::alloc).
+    /// For a symmetric window, allocate the memory with [`alloc`](Nccl::alloc).
     ///
     /// # Errors
-    /// [`UsageError::Memory`](crate::UsageError) for memory of another GPU; [`Error::MissingFunction`](crate::Error) if the library is too old for it. The
-    /// slice is dropped then.
+    /// [`UsageError::Memory`](crate::UsageError) for memory of another GPU;
+    /// [`Error::MissingFunction`](crate::Error) if the library is too old for it. The slice is dropped then.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
         self.registered(slice)
     }
 }
 
-/// The version of the NCCL that is (or would be) loaded, as `major.minor.patch`.
+/// Returns the version of the NCCL that is (or would be) loaded, as `major.minor.patch`.
 ///
 /// # Errors
-/// [`Error::LibraryNotFound`](crate::Error) with every place that was tried: a program can go on with one device.
+/// [`Error::LibraryNotFound`](crate::Error) with every place that was tried: a program can go on with one
+/// device.
 pub fn version() -> Result<String> {
     Ok(version_text(crate::backend::nccl::library::load(Flavour::Nccl)?.version()))
 }
 
-/// Encrypts what NCCL sends over TCP sockets in this process, with a key of at least 32 bytes that all ranks have (TLS with a
-/// pre-shared key; `ncclSetEncryption`, 2.32). Called before the process's first communicator is made.
+/// Encrypts what NCCL sends over TCP sockets in this process, with a key of at least 32 bytes that all ranks
+/// have (TLS with a pre-shared key; `ncclSetEncryption`, 2.32). Called before the process's first
+/// communicator is made.
 ///
-/// NCCL has to be built with TLS, which the wheels of 2.32.3 are not: ranks over sockets then fail when they are connected.
-/// What goes over NVLink, InfiniBand, or phalanx's own store is not encrypted by it.
+/// NCCL must be built with TLS; the wheels of 2.32.3 are not, and their ranks fail when they connect over
+/// sockets. Traffic over NVLink, InfiniBand or phalanx's own store is not encrypted by this.
 ///
 /// # Errors
-/// [`Error::MissingFunction`](crate::Error) if the library is too old; [`Error::Unsupported`](crate::Error) behind the first
-/// communicator; NCCL's own for a short key.
+/// [`Error::MissingFunction`](crate::Error) if the library is too old; [`Error::Unsupported`](crate::Error)
+/// behind the first communicator; NCCL's own for a short key.
 pub fn encrypt_sockets(key: &str) -> Result<()> {
     let library = crate::backend::nccl::library::load(Flavour::Nccl)?;
     let name = "ncclSetEncryption";
     let set = library.need(library.ncclSetEncryption, name)?;
     let key = crate::backend::nccl::config::text("key", key)?;
     let config = ncclEncryptionConfig_t::new(NCCL_ENCRYPTION_MODE_PSK, key.as_ptr());
-    // SAFETY: no thread is inside the library with a communicator, since there is none; the key is copied during the call.
+    // SAFETY: no thread is inside the library with a communicator, since there is none; the key is copied
+    // during the call.
     let result = before_the_first(|| unsafe { set(&raw const config) });
     match result {
         Some(ncclResult_t::Success) => Ok(()),
@@ -130,20 +139,23 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
     }
 }
 
-/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each.
+/// Creates a communicator for each of these GPUs (`ncclCommInitAll`): one thread drives them all, or each
+/// gets a thread.
 ///
-/// **On the thread that called this**, a rank that waits for another waits for itself. So what waits is refused there, at once, with
-/// [`Error::Unsupported`](crate::Error): operations outside of a [`group`](crate::group) (those of all ranks go into one), and
-/// `barrier`, `finalize` (drop the communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
-/// `suspend` and `resume`, signals, and capturing a [`Graph`](super::Graph). A group that leaves a rank out, or started operations that
-/// are waited for before all ranks have started theirs, end at the deadline.
+/// **On the calling thread**, a rank that waited for another would wait forever. So everything that waits for
+/// other ranks returns [`Error::Unsupported`](crate::Error) there: operations outside of a
+/// [`group`](crate::group) (put those of all ranks into one group), and `barrier`, `finalize` (drop the
+/// communicators), `split`, `shrink`, symmetric memory ([`Nccl::alloc`] gives registered memory instead),
+/// `suspend` and `resume`, signals, and capturing a [`Graph`](super::Graph). A group that leaves a rank out,
+/// or started operations that are waited for before all ranks have started theirs, end at the deadline.
 ///
-/// **Moved to another thread** a communicator does all of this. Then all of them are to be moved, one to a thread:
-/// several on one thread wait for each other there until the deadline, and one that stays behind is refused what the others wait for.
-/// [`phalanx::run`](crate::run) makes ranks that have a thread each from the start.
+/// **Moved to another thread**, a communicator supports all of this. Then move all of them, one to each
+/// thread: several on one thread wait for each other until the deadline, and one that stays behind is refused
+/// the calls that the others wait for. [`phalanx::run`](crate::run) makes ranks that have a thread each from
+/// the start.
 ///
-/// `PHALANX_TIMEOUT` and `PHALANX_CHECK` hold as for [`init`](crate::init); but collectives are compared where each communicator has a thread of
-/// its own, since that waits for the other ranks.
+/// `PHALANX_TIMEOUT` and `PHALANX_CHECK` apply as for [`init`](crate::init). Collectives are only compared if
+/// each communicator has its own thread, since the comparison waits for other ranks.
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
     Ok(start::gpu_ranks(gpus, Flavour::Nccl)?.into_iter().map(Comm::from).collect())
 }

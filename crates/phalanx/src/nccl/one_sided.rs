@@ -12,12 +12,12 @@ use std::ops::Range;
 /// The release from which on a communicator can have more than one signal and context.
 const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 
-/// A signal between this rank and a peer: a number that the one raises and the other waits for. A rank alone is its first:
-/// `Signal::from(peer)`, or `peer` itself where a signal is asked for.
+/// A signal between this rank and a peer: a number that the one raises and the other waits for. A rank alone
+/// is its first: `Signal::from(peer)`, or `peer` itself where a signal is asked for.
 ///
-/// Signals that differ in peer, index or context are counted each for itself. What goes to one peer in one context is
-/// carried out in the order of the calls, and a signal says that all before it has come, whatever its index; contexts are
-/// not ordered among each other.
+/// Signals that differ in peer, index or context are counted each for itself. What goes to one peer in one
+/// context is carried out in the order of the calls, and a signal says that all before it has come, whatever
+/// its index; contexts are not ordered among each other.
 ///
 /// ```no_run
 /// # fn main() -> phalanx::Result<()> {
@@ -42,12 +42,14 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Signal {
-    /// The other rank: the one that is told, where it is raised, and the one that tells, where it is waited for.
+    /// The other rank: the one that is told, where it is raised, and the one that tells, where it is waited
+    /// for.
     pub peer: usize,
-    /// Which signal of the context (`sigIdx`): less than [`Config::rma_signals`](crate::nccl::Config::rma_signals), of which there is one by
-    /// default.
+    /// Which signal of the context (`sigIdx`): less than
+    /// [`Config::rma_signals`](crate::nccl::Config::rma_signals), of which there is one by default.
     pub index: usize,
-    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::nccl::Config::rma_contexts), of which there is one by default.
+    /// Which context (`ctx`): less than [`Config::rma_contexts`](crate::nccl::Config::rma_contexts), of which
+    /// there is one by default.
     pub context: usize,
 }
 
@@ -101,18 +103,20 @@ impl Surface<'_> {
         })
     }
 
-    /// Writes a range of a buffer into a peer's part of a window, at an offset in elements, and then raises the
-    /// [signal](Signal) (`ncclPutSignal`, 2.29.2). The peer sees the data after [`wait_signals`](Surface::wait_signals).
+    /// Writes a range of a buffer into a peer's part of a window, at an offset in elements, and then raises
+    /// the [signal](Signal) (`ncclPutSignal`, 2.29.2). The peer sees the data after
+    /// [`wait_signals`](Surface::wait_signals).
     ///
-    /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is collective:
-    /// the library connects the ranks in it. When the target may be written is between the ranks: a peer that reads its part before it has
-    /// waited for the signal sees something of both. One that drops it does no harm after its own first one-sided operation: from then on
-    /// windows stay, with their memory, until the communicator ends on their rank. What must not be is a target that its rank dropped before
+    /// Both buffers are symmetric windows of this communicator. A communicator's first one-sided operation is
+    /// collective: the library connects the ranks in it. When the target may be written is between the ranks:
+    /// a peer that reads its part before it has waited for the signal sees something of both. One that drops
+    /// it does no harm after its own first one-sided operation: from then on windows stay, with their memory,
+    /// until the communicator ends on their rank. What must not be is a target that its rank dropped before
     /// that, or whose communicator has ended there.
     ///
     /// # Errors
-    /// Before anything is enqueued: a peer or a signal that is not there, a range that does not fit, a buffer that is no window
-    /// of this communicator ([`Unsupported`](crate::Error::Unsupported)).
+    /// Before anything is enqueued: a peer or a signal that is not there, a range that does not fit, a buffer
+    /// that is no window of this communicator ([`Unsupported`](crate::Error::Unsupported)).
     pub fn put_signal<T: Element, M: GpuSlice<T>>(
         &self,
         source: &Buffer<T, M>,
@@ -150,8 +154,8 @@ impl Surface<'_> {
         let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
         communicator.begin_one_sided();
         communicator.used(self.stream.stream());
-        // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window holds the target
-        // range on every rank.
+        // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window
+        // holds the target range on every rank.
         communicator.call(name, |comm| unsafe {
             put(
                 source.cast(),
@@ -187,9 +191,10 @@ impl Surface<'_> {
         communicator.call("ncclSignal", |comm| unsafe { raise(peer, index, context, 0, comm, stream) })
     }
 
-    /// The stream goes on when so many of each [signal](Signal) have come (`ncclWaitSignal`, 2.29.2): pairs of a signal, or a peer, and a
-    /// number. To wait for none is no operation, which matters for the first. Where [`Comm::sync`](crate::Comm::sync) ends at its deadline,
-    /// since signals do not come, the error names these peers.
+    /// The stream goes on when so many of each [signal](Signal) have come (`ncclWaitSignal`, 2.29.2): pairs
+    /// of a signal, or a peer, and a number. To wait for none is no operation, which matters for the first.
+    /// Where [`Comm::sync`](crate::Comm::sync) ends at its deadline, since signals do not come, the error
+    /// names these peers.
     ///
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, more than 2³¹ - 1 of one.

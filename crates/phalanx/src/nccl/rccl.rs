@@ -1,4 +1,5 @@
-//! RCCL's own features: reached through [`Comm::rccl`](crate::Comm::rccl). Streams and memory are in [`hip`](crate::hip).
+//! RCCL's own features: reached through [`Comm::rccl`](crate::Comm::rccl). Streams and memory are in
+//! [`hip`](crate::hip).
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {

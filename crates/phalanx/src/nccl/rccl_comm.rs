@@ -13,8 +13,8 @@ use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::op::ReduceOp;
 use phalanx_sys::nccl::{Flavour, version_text};
 
-/// RCCL's own features, for one communicator: those that it shares with NCCL ([`Surface`]), HIP's side of them, and what
-/// NCCL has not.
+/// RCCL's own features, for one communicator: those that it shares with NCCL ([`Surface`]), HIP's side of
+/// them, and what NCCL has not.
 #[derive(Debug, Clone, Copy)]
 pub struct Rccl<'a>(Surface<'a>);
 
@@ -34,8 +34,8 @@ pub fn version() -> Result<String> {
     Ok(version_text(crate::backend::nccl::library::load(Flavour::Rccl)?.version()))
 }
 
-/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a thread each: what
-/// the thread that called this can do with them is the same as [NCCL's](super::init_all).
+/// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a
+/// thread each: what the thread that called this can do with them is the same as [NCCL's](super::init_all).
 pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
     Ok(start::gpu_ranks(gpus, Flavour::Rccl)?.into_iter().map(Comm::from).collect())
 }
@@ -50,13 +50,15 @@ impl<'a> Rccl<'a> {
         hip::Device::new(self.comm.gpu())
     }
 
-    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them (not on a thread
-    /// that drives [all ranks](init_all)), else registered, else as it is. `len` elements, zero. Collective: every rank allocates as many bytes.
+    /// Memory that operations of this communicator are fastest on: a symmetric window if the library has them
+    /// (not on a thread that drives [all ranks](init_all)), else registered, else as it is. `len` elements,
+    /// zero. Collective: every rank allocates as many bytes.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T, hip::Slice<T>>> {
         self.best_buffer(len)
     }
 
-    /// [`alloc`](Rccl::alloc) with a choice. `ncclMemAlloc` (2.20), `ncclCommRegister`, `ncclCommWindowRegister`.
+    /// [`alloc`](Rccl::alloc) with a choice. `ncclMemAlloc` (2.20), `ncclCommRegister`,
+    /// `ncclCommWindowRegister`.
     ///
     /// # Errors
     /// [`Error::MissingFunction`] if the library is too old for it.
@@ -72,18 +74,19 @@ impl<'a> Rccl<'a> {
     /// [NCCL's](super::Nccl::register).
     ///
     /// # Errors
-    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`] if the library is too old for it. The slice is
-    /// dropped then.
+    /// [`UsageError::Memory`] for memory of another GPU; [`Error::MissingFunction`] if the library is too old
+    /// for it. The slice is dropped then.
     pub fn register<T: Element>(&self, slice: hip::Slice<T>) -> Result<Buffer<T, hip::Slice<T>>> {
         self.registered(slice)
     }
 
-    /// Reduces the ranks' buffers and adds a bias to the result with the same reduction (`ncclAllReduceWithBias`).
-    /// `send`, `recv` and `bias` are GPU memory of one length; the bias is the same on every rank.
+    /// Reduces the ranks' buffers and adds a bias to the result with the same reduction
+    /// (`ncclAllReduceWithBias`). `send`, `recv` and `bias` are GPU memory of one length; the bias is the
+    /// same on every rank.
     ///
     /// # Errors
-    /// [`Error::MissingFunction`] if the library has it not (it came with 2.22); [`Error::Unsupported`] for an average,
-    /// of which nothing says whether the bias counts as a rank.
+    /// [`Error::MissingFunction`] if the library has it not (it came with 2.22); [`Error::Unsupported`] for
+    /// an average, of which nothing says whether the bias counts as a rank.
     pub fn all_reduce_with_bias<S, R, B>(&self, send: &S, recv: &mut R, bias: &B, op: ReduceOp) -> Result<()>
     where
         S: Source + ?Sized,
@@ -118,7 +121,8 @@ impl<'a> Rccl<'a> {
         // SAFETY: the buffers are lent for the call; one thread at a time makes collective calls.
         unsafe { self.prepare_collective(&call) }?;
         let needs = Needs::with_bias(bias.span().start.cast_const().cast());
-        // SAFETY: the buffers and the bias are lent until the operation is enqueued; this is the one thread inside.
+        // SAFETY: the buffers and the bias are lent until the operation is enqueued; this is the one thread
+        // inside.
         unsafe { crate::backend::nccl::operation::collective_with(communicator, &call, needs) }
     }
 }

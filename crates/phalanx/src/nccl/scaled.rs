@@ -1,4 +1,4 @@
-//! Sums in which each rank's factor is in GPU memory: of single operations, of groups, and so of CUDA graphs.
+//! Pre-multiplied sums whose factor is in GPU memory, as single operations and in groups and CUDA graphs.
 
 use super::surface::Surface;
 use crate::api::comm::Comm;
@@ -12,7 +12,7 @@ use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
 use crate::types::op::{RawReduction, ReductionCode};
 
-/// A call with the memory that it needs until it is enqueued.
+/// A call, and the loans of its buffers until it is enqueued.
 struct Scaled<'a> {
     call: Call<'a>,
     loans: [Loan<'a>; 3],
@@ -60,13 +60,14 @@ impl<'a> Scaled<'a> {
 }
 
 impl Surface<'_> {
-    /// Sums the ranks' buffers, each multiplied by a factor that is in GPU memory and read when the operation is
-    /// carried out (`ncclRedOpCreatePreMulSum` with `ncclScalarDevice`): one element, this rank's. For a factor known on the host use
-    /// [`PreMulSum`](crate::PreMulSum). All buffers are in GPU memory. In a group: [`CommGroup::all_reduce_scaled`].
+    /// Sums the ranks' buffers, each multiplied by its rank's factor (`ncclRedOpCreatePreMulSum` with
+    /// `ncclScalarDevice`). The factor is one element in GPU memory, read when the operation runs; for a
+    /// factor on the host use [`PreMulSum`](crate::PreMulSum). All buffers must be in GPU memory. In a group:
+    /// [`CommGroup::all_reduce_scaled`].
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less than one factor;
-    /// [`UsageError::Memory`] for host memory.
+    /// As [`Comm::all_reduce`] with [`PreMulSum`](crate::PreMulSum); [`UsageError::Length`] for more or less
+    /// than one factor; [`UsageError::Memory`] for host memory.
     pub fn all_reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
     where
         S: Source + ?Sized,
@@ -77,8 +78,8 @@ impl Surface<'_> {
         self.run(&Scaled::new(self.front, "all_reduce_scaled", call, (send, recv, factor))?)
     }
 
-    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which only the root gets the result. As in [`Comm::reduce`], `recv` is used
-    /// at the root only.
+    /// Sums the buffers as [`all_reduce_scaled`](Surface::all_reduce_scaled), with the result on the root
+    /// only. As in [`Comm::reduce`], other ranks' `recv` is not used.
     pub fn reduce_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F, root: usize) -> Result<()>
     where
         S: Source + ?Sized,
@@ -89,8 +90,8 @@ impl Surface<'_> {
         self.run(&Scaled::new(self.front, "reduce_scaled", call, (send, recv, factor))?)
     }
 
-    /// [`all_reduce_scaled`](Surface::all_reduce_scaled), of which each rank gets its block. As in [`Comm::reduce_scatter`], `send` has as
-    /// many elements as `recv` for each rank.
+    /// Sums the buffers as [`all_reduce_scaled`](Surface::all_reduce_scaled), and gives each rank its block
+    /// of the result. As in [`Comm::reduce_scatter`], `send` has `world_size` times the elements of `recv`.
     pub fn reduce_scatter_scaled<S, R, F>(&self, send: &S, recv: &mut R, factor: &F) -> Result<()>
     where
         S: Source + ?Sized,
@@ -101,15 +102,15 @@ impl Surface<'_> {
         self.run(&Scaled::new(self.front, "reduce_scatter_scaled", call, (send, recv, factor))?)
     }
 
-    /// The memory stays lent until the operation is enqueued.
+    /// Enqueues the operation. Its loans end afterwards.
     fn run(&self, scaled: &Scaled<'_>) -> Result<()> {
         self.front.run_call(&scaled.call)
     }
 }
 
 impl<'env> CommGroup<'_, 'env> {
-    /// See [`Surface::all_reduce_scaled`](super::Surface::all_reduce_scaled). In a [CUDA graph](super::Graph) the factor is read
-    /// again by each launch.
+    /// See [`Surface::all_reduce_scaled`](super::Surface::all_reduce_scaled). In a [CUDA graph](super::Graph)
+    /// the factor is read again by each launch.
     ///
     /// # Errors
     /// As there; [`Error::Unsupported`] on a communicator that is neither NCCL's nor RCCL's.

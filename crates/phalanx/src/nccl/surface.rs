@@ -12,8 +12,8 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// The features that NCCL and RCCL have and no other backend, for one communicator; part of [`Nccl`](super::Nccl) and of
-/// [`Rccl`](super::rccl::Rccl). A function that the loaded library lacks is an
+/// The features that NCCL and RCCL have and no other backend, for one communicator; part of
+/// [`Nccl`](super::Nccl) and of [`Rccl`](super::rccl::Rccl). A function that the loaded library lacks is an
 /// [`Error::MissingFunction`](crate::Error).
 #[derive(Clone, Copy)]
 pub struct Surface<'a> {
@@ -48,20 +48,22 @@ impl<'a> Surface<'a> {
         self.comm.communicator.library.path()
     }
 
-    /// The C handle (`ncclComm_t`), for calls that phalanx does not have. It is valid until the communicator ends
-    /// or fails; whoever uses it keeps NCCL's rules: one thread at a time, the same order of calls on every rank.
+    /// The C handle (`ncclComm_t`), for calls that phalanx does not have. It is valid until the communicator
+    /// ends or fails; whoever uses it keeps NCCL's rules: one thread at a time, the same order of calls on
+    /// every rank.
     pub fn raw_handle(&self) -> *mut c_void {
         self.comm.communicator.handle()
     }
 
-    /// Whether an error was noticed since the last look, without waiting (`ncclCommGetAsyncError`). An error ends the
-    /// communicator, on all ranks.
+    /// Whether an error was noticed since the last look, without waiting (`ncclCommGetAsyncError`). An error
+    /// ends the communicator, on all ranks.
     pub fn async_error(&self) -> Result<()> {
         self.comm.communicator.look_for_error()
     }
 
-    /// The library's account of its last error (`ncclGetLastError`, 2.13), of whichever communicator and thread of this process; empty
-    /// if there was none. A [`LibraryError`](crate::LibraryError) has it in its text.
+    /// The library's account of its last error (`ncclGetLastError`, 2.13), of whichever communicator and
+    /// thread of this process; empty if there was none. A [`LibraryError`](crate::LibraryError) has it in its
+    /// text.
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.

@@ -27,18 +27,18 @@ impl Builder {
 impl Context {
     /// Makes each rank of a communicator a PE, with its rank as its number. Collective over the communicator.
     ///
-    /// The communicator may have any backend; it carries the unique id. Over it the PEs also compare their collective
-    /// calls and find missing PEs. `nvshmemx_hostlib_init_attr`
+    /// The communicator may have any backend; it carries the unique id. Over it the PEs also compare their
+    /// collective calls and find missing PEs. `nvshmemx_hostlib_init_attr`
     ///
     /// # Errors
     /// [`Error::LibraryNotFound`](crate::Error::LibraryNotFound) without NVSHMEM or the CUDA driver,
-    /// [`Error::Unsupported`](crate::Error::Unsupported) without a GPU, for ranks
-    /// that are threads of one process, and for a second context; on every PE, before the library is entered.
-    /// [`Error::Unsupported`](crate::Error::Unsupported), too, if PEs share a GPU that MPS does not divide, and if
-    /// [`init_from_environment`](Context::init_from_environment) found other PEs before: the library is then
-    /// finalized. [`Error::Library`](crate::Error::Library) if the library fails,
-    /// [`Error::Timeout`](crate::Error::Timeout) if it does not return (its thread is
-    /// then left running, since nothing can end it). After these two the process cannot have a context any more.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) without a GPU, for ranks that are threads of one
+    /// process, and for a second context; on every PE, before the library is entered.
+    /// [`Error::Unsupported`](crate::Error::Unsupported), too, if PEs share a GPU that MPS does not divide,
+    /// and if [`init_from_environment`](Context::init_from_environment) found other PEs before: the library
+    /// is then finalized. [`Error::Library`](crate::Error::Library) if the library fails,
+    /// [`Error::Timeout`](crate::Error::Timeout) if it does not return (its thread is then left running,
+    /// since nothing can end it). After these two the process cannot have a context any more.
     pub fn init(comm: &Comm) -> Result<Context> {
         Context::builder().init(comm)
     }

@@ -10,15 +10,15 @@ pub(crate) type Handler = fn(Option<c_int>);
 /// Handlers, each with the process that registered it: forks do not run it.
 static HANDLERS: Mutex<Vec<(Handler, u32)>> = Mutex::new(Vec::new());
 
-/// Calls `handler` when the process exits, in the thread that calls `exit`: before what was registered earlier, which includes
-/// the destructors of libraries that were loaded earlier.
+/// Calls `handler` when the process exits, in the thread that calls `exit`: before what was registered
+/// earlier, which includes the destructors of libraries that were loaded earlier.
 pub(crate) fn at_exit(handler: Handler) {
     let mut handlers = lock(&HANDLERS);
     handlers.push((handler, std::process::id()));
     register();
 }
 
-/// The last handler's turn, if there is one left: the system calls back as often as `register` was called.
+/// Runs the last remaining handler. The system calls this once for each call of `register`.
 fn run_last(status: Option<c_int>) -> bool {
     let last = lock(&HANDLERS).pop();
     let Some((handler, process)) = last else { return false };
@@ -28,7 +28,7 @@ fn run_last(status: Option<c_int>) -> bool {
     true
 }
 
-/// For a handler: ends the process now, after the handlers that are left. Destructors of libraries do not run.
+/// Ends the process from inside a handler: runs the remaining handlers, but no destructors of libraries.
 pub(crate) fn leave(status: c_int) -> ! {
     unsafe extern "C" {
         fn fflush(stream: *mut std::ffi::c_void) -> c_int;

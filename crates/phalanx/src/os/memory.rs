@@ -1,10 +1,11 @@
-//! Available memory of this process. Linux overcommits: it hands out pages that it does not have, and kills the process that uses them.
+//! Available memory of this process. Linux overcommits: it hands out pages that it does not have, and kills
+//! the process that uses them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that can be had: what the host has available, or what the control groups of this process leave it, if that is less; and the
-/// same of what can be swapped. Unknown where the kernel does not say.
+/// Returns the available bytes: the least of the host's available memory and what the control groups of this
+/// process leave it, plus the same of swap. `None` if the kernel does not report it.
 pub(crate) fn available() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -26,16 +27,16 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// A control group of memory, and how its files are called.
+/// A memory control group, and the names of its files.
 struct Group {
     root: PathBuf,
     /// Below the root, as the kernel knows it; in a container the root may already be the group itself.
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
-    /// Of the usage, what the kernel gives back when it is needed: the page cache, used lately or not, and what can be made anew.
+    /// Figures of the usage that the kernel can reclaim: page cache and reclaimable slabs.
     idle: &'static [&'static str],
-    /// Limit and usage of swap, where they are told apart from those of memory.
+    /// Files with limit and usage of swap, if separate from those of memory.
     swap: Option<[&'static str; 2]>,
 }
 
@@ -65,7 +66,7 @@ fn group_of(line: &str) -> Option<Group> {
 }
 
 impl Group {
-    /// What it leaves, and what those that it is in leave. No limit is no number, or an enormous one.
+    /// The bytes left in this group and in its ancestors. An unlimited group has no number, or a huge one.
     fn lefts(&self, left: fn(&Group, &Path) -> Option<u64>) -> Vec<u64> {
         let folders = self.path.ancestors().map(|path| self.root.join(path));
         folders.filter_map(|folder| left(self, &folder)).collect()

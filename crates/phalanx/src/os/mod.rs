@@ -1,7 +1,8 @@
-//! The operating system: shared memory, futexes, memory barriers across processes, other processes, sockets, signals.
+//! The operating system: shared memory, futexes, memory barriers across processes, other processes, sockets,
+//! signals.
 //!
-//! `linux/` is complete. `portable.rs` serves every other system: thread ranks work on it, process ranks return
-//! [`Error::Unsupported`](crate::Error::Unsupported). Both offer the same names.
+//! `linux/` is complete. `portable.rs` serves every other system: thread ranks work on it, process ranks
+//! return [`Error::Unsupported`](crate::Error::Unsupported). Both offer the same names.
 
 #[cfg(target_os = "linux")]
 mod linux;

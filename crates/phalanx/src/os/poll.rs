@@ -51,7 +51,7 @@ mod linux {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        // Interrupted or refused: the caller looks again.
+        // Interrupted or refused: the caller polls again.
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
         fds[..streams.len()].iter().map(|fd| !fd.revents().is_empty()).collect()
     }
@@ -64,7 +64,7 @@ mod portable {
     use std::net::TcpListener;
     use std::time::Duration;
 
-    /// Not needed: waiting is looking again soon.
+    /// Does nothing: waits on this system are short sleeps.
     pub(crate) struct Waker;
 
     impl Waker {
@@ -75,7 +75,7 @@ mod portable {
         pub fn clear(&self) {}
     }
 
-    /// Sleeps a little, and claims that every stream is ready: the sockets do not block.
+    /// Sleeps for a short time and reports every stream as ready; the sockets are non-blocking.
     pub(crate) fn poll_sockets(
         _listener: Option<&TcpListener>,
         _waker: &Waker,

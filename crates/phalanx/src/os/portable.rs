@@ -21,7 +21,7 @@ fn unsupported() -> Error {
     })
 }
 
-/// Nanoseconds since this process first asked.
+/// Nanoseconds since the first call in this process.
 pub(crate) fn monotonic_nanos() -> u64 {
     static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
     START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
@@ -42,8 +42,9 @@ pub(crate) fn boot_id() -> String {
     std::process::id().to_string()
 }
 
-/// Zeroed memory that starts where a page does, freed on drop. Not backed by memory until touched, as far as the system's
-/// allocator can do that: it is asked for a page more and no alignment, since it would zero by itself what it has to align.
+/// Zeroed memory that starts where a page does, freed on drop. Not backed by memory until touched, as far as
+/// the system's allocator can do that: it is asked for a page more and no alignment, since it would zero by
+/// itself what it has to align.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -100,7 +101,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Memory that processes share: not to be had here, so no value of this type exists.
+/// Memory shared by processes. Not supported here: this type has no values.
 #[derive(Debug)]
 pub(crate) enum SharedFile {}
 
@@ -128,14 +129,14 @@ impl SharedFile {
     }
 }
 
-/// Sleeps a little: without a futex, waiting is looking again soon.
+/// Sleeps for a short time, since there is no futex; the caller polls again.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     if word.load(Ordering::Acquire) == expected {
         std::thread::sleep(timeout.min(Duration::from_micros(100)));
     }
 }
 
-/// Nothing to do: sleepers look again by themselves.
+/// Does nothing: sleepers poll by themselves.
 pub(crate) fn futex_wake(_word: &AtomicU32) {}
 
 /// Barriers here order this thread only, so every rank needs full fences.
@@ -148,7 +149,7 @@ pub(crate) fn heavy_barrier() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// A process that can be watched: none here.
+/// A process to watch. Not supported here.
 #[derive(Debug)]
 pub(crate) enum Process {}
 
@@ -164,7 +165,7 @@ impl Process {
     }
 }
 
-/// Nobody looks into other processes here.
+/// Reading another process's memory is not supported here.
 ///
 /// # Safety
 /// None: nothing is written.
@@ -185,7 +186,7 @@ pub(crate) fn halt(_pid: u32) -> Option<Halt> {
     None
 }
 
-/// Copies of a process cannot be told here.
+/// Forks cannot be detected here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkMark;
 
@@ -218,7 +219,7 @@ pub(crate) fn user_id() -> u32 {
     0
 }
 
-/// The address of a rendezvous: not to be had here, so no value of this type exists.
+/// The address of a rendezvous. Not supported here: this type has no values.
 pub(crate) enum Address {}
 
 impl Address {
@@ -228,7 +229,7 @@ impl Address {
     pub fn listen(&self) -> io::Result<Listener> {
         match *self {}
     }
-    pub fn connect(&self) -> io::Result<Connection> {
+    pub fn connect(&self) -> io::Result<LocalConnection> {
         match *self {}
     }
 }
@@ -236,15 +237,15 @@ impl Address {
 pub(crate) enum Listener {}
 
 impl Listener {
-    pub fn accept(&self, _timeout: Duration) -> io::Result<Option<Connection>> {
+    pub fn accept(&self, _timeout: Duration) -> io::Result<Option<LocalConnection>> {
         match *self {}
     }
 }
 
 /// A connection that carries handles between processes.
-pub(crate) enum Connection {}
+pub(crate) enum LocalConnection {}
 
-impl Connection {
+impl LocalConnection {
     pub fn peer_user(&self) -> io::Result<u32> {
         match *self {}
     }

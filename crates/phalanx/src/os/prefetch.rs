@@ -2,10 +2,10 @@
 
 use super::LINE;
 
-/// Bytes whose lines are fetched one by one: what comes behind them the processor fetches by itself.
+/// Bytes to prefetch explicitly; the processor's own prefetcher loads the rest.
 const MOST: usize = 8 * LINE;
 
-/// Has a line fetched. It may be any address.
+/// Prefetches a cache line. Any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -18,7 +18,7 @@ pub(crate) fn prefetch(line: *const u8) {
     let _ = line;
 }
 
-/// Has the first lines of so many bytes fetched.
+/// Prefetches the first lines of `len` bytes.
 #[inline(always)]
 pub(crate) fn first_lines(bytes: *const u8, len: usize) {
     (0..len.min(MOST)).step_by(LINE).for_each(|at| prefetch(bytes.wrapping_add(at)));

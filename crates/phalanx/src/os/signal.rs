@@ -11,7 +11,7 @@ mod unix {
     use signal_hook::iterator::Signals;
     use std::io;
 
-    /// A signal: its number.
+    /// A signal, by its number.
     #[derive(Debug, Clone, Copy)]
     pub(crate) struct UserSignal(i32);
 
@@ -25,8 +25,8 @@ mod unix {
             }
         }
 
-        /// From now on these come, one for each time that the signal does, or for several at once. It is taken from the rest of the
-        /// program.
+        /// Catches the signal from now on. The iterator yields an item for one or more deliveries. The
+        /// program's own handler no longer runs.
         pub fn occurrences(self) -> io::Result<impl Iterator<Item = ()> + Send + 'static> {
             let mut signals = Signals::new([self.0])?;
             Ok(std::iter::from_fn(move || signals.forever().next().map(drop)))
@@ -38,7 +38,7 @@ mod unix {
 mod without {
     use std::io;
 
-    /// A signal: there are none here, so no value of this type exists.
+    /// A signal. Not supported here: this type has no values.
     #[derive(Debug, Clone, Copy)]
     pub(crate) enum UserSignal {}
 

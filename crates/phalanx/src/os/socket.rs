@@ -1,4 +1,5 @@
-//! The byte stream under a connection of the store: TCP, or a socket pair inside this process for a `transport/`.
+//! The byte stream under a connection of the store: TCP, or a socket pair inside this process for a
+//! `transport/`.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,9 +10,9 @@ use std::time::Duration;
 /// One end of a connection.
 #[derive(Debug)]
 pub enum Wire {
-    /// To whoever has the other end.
+    /// A TCP connection.
     Tcp(TcpStream),
-    /// To another thread of this process.
+    /// A socket pair, with the other end in this process.
     #[cfg(unix)]
     Local(UnixStream),
 }
@@ -27,19 +28,19 @@ macro_rules! of_the_stream {
 }
 
 impl Wire {
-    /// Messages are small, and somebody waits for each.
+    /// Wraps a TCP stream and sets `TCP_NODELAY`, so that small messages are not delayed.
     pub fn tcp(stream: TcpStream) -> io::Result<Wire> {
         stream.set_nodelay(true)?;
         Ok(Wire::Tcp(stream))
     }
 
-    /// Both ends, in this process.
+    /// Creates a connected pair within this process.
     #[cfg(unix)]
     pub fn pair() -> io::Result<(Wire, Wire)> {
         UnixStream::pair().map(|(one, other)| (Wire::Local(one), Wire::Local(other)))
     }
 
-    /// There are no such pairs here.
+    /// Socket pairs are not supported here.
     #[cfg(not(unix))]
     pub fn pair() -> io::Result<(Wire, Wire)> {
         Err(io::ErrorKind::Unsupported.into())

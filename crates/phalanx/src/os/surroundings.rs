@@ -2,20 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What processes must have in common to share memory.
+/// Kernel and namespaces of a process. Processes with equal values can share memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Surroundings {
-    /// Of the kernel: made anew at each start.
+    /// The kernel's boot id, which changes at each start.
     pub boot: String,
     /// Inodes of the network, IPC and process namespaces.
     pub namespaces: [u64; 3],
-    /// The device of `/dev/shm`: what matters of the mounts.
+    /// The device of `/dev/shm`, which stands for the mounts.
     pub shared_memory: u64,
     pub user: u32,
 }
 
 impl Surroundings {
-    /// This process's, if they can be known.
+    /// Reads this process's surroundings; `None` if the kernel does not report them.
     #[cfg(target_os = "linux")]
     pub fn own() -> Option<Surroundings> {
         use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,5 @@
-//! Atomics and cells of the shared-memory protocols, which the test kit replaces with loom's and shuttle's; and locking.
+//! Atomics and cells of the shared-memory protocols, which the test kit replaces with loom's and shuttle's;
+//! and locking.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};

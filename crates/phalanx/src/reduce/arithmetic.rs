@@ -1,4 +1,4 @@
-//! Element types and what can be done with them: how each is accumulated, combined and rounded.
+//! Arithmetic of element types: how each is accumulated, combined and rounded.
 
 use crate::types::dtype::{Element, F8E4M3, F8E5M2, bf16, f16};
 
@@ -167,8 +167,9 @@ static E5M2: [f32; 256] = {
     table
 };
 
-// The conversions of `half` ask at each call what the processor can do, and those of `float8` go by way of f64; these are
-// plain arithmetic that the compiler vectorises. The tests compare them with the crates'.
+// Own conversions, in plain arithmetic that the compiler vectorises. Those of `half` test the processor's
+// features in each call, and those of `float8` go through f64. The tests compare the results with the
+// crates'.
 
 #[inline(always)]
 fn widen_bf16(x: bf16) -> f32 {
@@ -216,8 +217,8 @@ fn narrow_f16(x: f32) -> f16 {
     f16::from_bits((sign | result) as u16)
 }
 
-/// An 8-bit float with so many bits of mantissa, this bias of the exponent, these bits for the largest number, which whatever is
-/// larger becomes, and for NaN.
+/// Rounds to an 8-bit float with the given number of mantissa bits, exponent bias, bits of the largest number
+/// (to which larger values saturate) and bits of NaN.
 #[inline(always)]
 fn narrow_f8<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(x: f32) -> u8 {
     let bits = x.to_bits();

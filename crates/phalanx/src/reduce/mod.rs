@@ -1,7 +1,8 @@
-//! The arithmetic: many arrays combined into one, in rank order, and copies.
+//! Reductions and copies of host memory: combines several arrays into one, in rank order.
 //!
-//! A block of 64 elements at a time (16 of what is left, then four, and then one) is taken from each source into accumulators that stay
-//! in registers, and stored once. The same code is compiled for several instruction sets and chosen at run time.
+//! The kernel works on blocks of 64 elements (then 16, 4 and 1 for the rest). It combines a block of all
+//! sources in registers and stores it once. It is compiled for several instruction sets, and one is chosen at
+//! run time.
 
 pub(crate) mod arithmetic;
 
@@ -10,36 +11,36 @@ use crate::reduce::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod,
 use crate::types::dtype::{DType, with_element};
 use crate::types::op::{ReductionCode, element_from_bits};
 
-/// Elements per block, and of those that come after the last.
+/// Elements per block, and per smaller block for the rest.
 const BLOCK: usize = 64;
 const SHORT: usize = 16;
 const SHORTER: usize = 4;
 
-/// How far ahead the lines of others' arrays are fetched, in bytes.
+/// Prefetch distance in other ranks' arrays, in bytes.
 const AHEAD: usize = 1 << 10;
 
-/// Where results are stored, all in every place.
+/// The arrays in which the result is stored: each gets all of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Targets<'a> {
-    /// Through the caches, as stores go.
+    /// Targets of normal stores.
     pub through: &'a [*mut u8],
-    /// Past the caches.
+    /// Targets of streaming stores, which bypass the caches.
     pub past: &'a [*mut u8],
-    /// Who stores in others' arrays, if somebody does: the lines of all sources but this rank's, and of all targets through the caches but the
-    /// first, which is its own, are fetched ahead. The hardware does not do that for what is only stored to, and of own arrays it would take
-    /// more than it gives.
+    /// This rank's index among the sources, if it also stores in other ranks' arrays. Then the lines of other
+    /// ranks' sources and targets are prefetched. The hardware does not prefetch for stores; for own arrays
+    /// it is not worth it.
     pub pusher: usize,
 }
 
-/// No rank: all targets are own ones.
-const NOBODY: usize = usize::MAX;
+/// Value of `pusher` if all targets are this rank's own.
+const NO_PUSHER: usize = usize::MAX;
 
 impl<'a> Targets<'a> {
-    /// Own ones: through the caches, unless `streaming`.
+    /// Targets in this rank's own arrays, with normal or `streaming` stores.
     #[inline(always)]
     pub fn new(targets: &'a [*mut u8], streaming: bool) -> Targets<'a> {
         let (through, past) = targets.split_at(if streaming { 0 } else { targets.len() });
-        Targets { through, past, pusher: NOBODY }
+        Targets { through, past, pusher: NO_PUSHER }
     }
 }
 
@@ -79,7 +80,8 @@ impl Reducer {
     }
 }
 
-/// Chooses how: few elements to one place are over before what more takes is set up.
+/// Chooses the variant: a short reduction into one target takes a direct path, without the set-up of the
+/// general one.
 unsafe fn dispatch<T: Number, C: Combine<T>>(
     targets: Targets<'_>,
     sources: &[*const u8],
@@ -98,7 +100,7 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
     }
 }
 
-/// Combines any number of elements, for any number of places.
+/// Combines any number of elements into any number of targets.
 ///
 /// # Safety
 /// As for [`Reducer::run`].
@@ -119,7 +121,7 @@ unsafe fn many<T: Number, C: Combine<T>>(
     }
 }
 
-/// Combines what is left behind the first `done` elements. That needs no registers but those that every processor has.
+/// Combines the elements after the first `done`, with baseline instructions.
 ///
 /// # Safety
 /// As for [`Reducer::run`].
@@ -139,8 +141,8 @@ unsafe fn rest<T: Number, C: Combine<T>>(
     }
 }
 
-/// Combines as many blocks of 64 elements as there are, and answers how many elements are done then. Chooses the instruction set; detection is
-/// cached by the standard library.
+/// Combines all whole blocks of 64 elements and returns the number of elements done. Chooses the instruction
+/// set; the standard library caches the detection.
 ///
 /// # Safety
 /// As for [`Reducer::run`].
@@ -190,8 +192,9 @@ unsafe fn avx2<T: Number, C: Combine<T>>(
     unsafe { blocks::<T, C, BLOCK, 32>(targets, sources, factors, 0, count) }
 }
 
-/// Combines as many blocks of `N` elements as there are behind the first `done`, and answers how many elements are done then. `STORE` is the
-/// width of the registers that are stored past the caches, 0 if blocks are no whole lines.
+/// Combines all whole blocks of `N` elements after the first `done` and returns the number of elements done.
+/// `STORE` is the register width of streaming stores in bytes; 0 if a block is not a multiple of a cache
+/// line.
 ///
 /// # Safety
 /// As for [`Reducer::run`].
@@ -205,7 +208,7 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
 ) -> usize {
     let ahead = AHEAD / size_of::<T>();
     while count - done >= N {
-        if targets.pusher != NOBODY && count - done >= ahead + N {
+        if targets.pusher != NO_PUSHER && count - done >= ahead + N {
             let others = sources.iter().enumerate().filter(|(rank, _)| *rank != targets.pusher);
             others.for_each(|(_, source)| fetch::<T, N>(*source, done + ahead));
             targets.through.iter().skip(1).for_each(|target| fetch::<T, N>(*target, done + ahead));
@@ -217,7 +220,7 @@ unsafe fn blocks<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
     done
 }
 
-/// Has the lines of the `N` elements at `at` fetched.
+/// Prefetches the lines of the `N` elements at `at`.
 #[inline(always)]
 fn fetch<T, const N: usize>(array: *const u8, at: usize) {
     let start = array.cast::<T>().wrapping_add(at).cast::<u8>();
@@ -271,10 +274,11 @@ unsafe fn block<T: Number, C: Combine<T>, const N: usize, const STORE: usize>(
     }
 }
 
-/// Stores a block past the caches, in registers of so many bytes. Follow with [`streaming_fence`].
+/// Stores a block with streaming stores of the given register width. Follow with [`streaming_fence`].
 ///
 /// # Safety
-/// `len` bytes, whole lines, are readable at `source` and writable at `target`, where a line starts; there are registers of that width.
+/// `len` bytes, whole lines, are readable at `source` and writable at `target`, where a line starts; there
+/// are registers of that width.
 #[inline(always)]
 unsafe fn stream<const WIDTH: usize>(target: *mut u8, source: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -297,7 +301,7 @@ unsafe fn stream<const WIDTH: usize>(target: *mut u8, source: *const u8, len: us
     }
 }
 
-/// Copies bytes; `streaming` stores past the caches.
+/// Copies bytes; with `streaming`, by stores that bypass the caches.
 ///
 /// # Safety
 /// `len` bytes are readable at `source` and writable at `target`, and do not overlap.

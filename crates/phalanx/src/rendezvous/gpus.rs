@@ -1,7 +1,8 @@
 //! Assigns a GPU to each rank.
 //!
-//! The ranks of a host exchange the ids of the GPUs they see: a launcher may show each process all of them, in any order, or only one. Each
-//! rank gets a GPU of its own, if possible the one with its number on the host.
+//! The ranks of a host exchange the ids of the GPUs they see: a launcher may show each process all of them,
+//! in any order, or only one. Each rank gets a GPU of its own, if possible the one with its number on the
+//! host.
 
 use crate::contract::hosts::HostTopology;
 use crate::types::error::Result;
@@ -13,15 +14,15 @@ use std::collections::{HashMap, HashSet};
 /// The GPUs that a rank can use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Visible {
-    /// With the numbers that its process knows them by.
+    /// GPU ids with their ordinals in the rank's process.
     gpus: Vec<(usize, GpuId)>,
     process: u32,
-    /// Whether it may use one that another process uses, too.
+    /// Whether the rank may share a GPU with another process.
     shares: bool,
 }
 
 impl Visible {
-    /// What this process sees, or of that only the one that this rank was told to use.
+    /// Lists the GPUs that this process sees, or only the one that the user set for this rank.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if there is none with that number.
@@ -48,7 +49,7 @@ impl Visible {
 /// The GPUs of a rank, or why it has none.
 pub(crate) type GpuReport = std::result::Result<Visible, String>;
 
-/// The number of each rank's GPU, as its process knows it; else a rank that has none.
+/// The ordinal of each rank's GPU in its process; or else a rank without one.
 pub(crate) fn share_out(
     reports: &[&GpuReport],
     topology: &HostTopology,
@@ -98,7 +99,7 @@ fn find(
     found.is_some()
 }
 
-/// Several processes on a GPU, as evenly as their numbers make it; `None` if that is not wanted.
+/// Puts several processes on each GPU, evenly; `None` if a rank does not share.
 fn shared(seen: &[&Visible]) -> Option<Vec<usize>> {
     let processes: HashSet<u32> = seen.iter().map(|visible| visible.process).collect();
     let may_share = seen.iter().all(|visible| visible.shares && !visible.is_empty());
@@ -133,8 +134,8 @@ pub(crate) use together::settle;
 mod together {
     use super::*;
 
-    /// The number of this rank's GPU. `exchange` gathers the reports of all ranks. Collective; an error is the same on
-    /// all ranks, but for its own on one that cannot say which GPUs it sees.
+    /// Returns the ordinal of this rank's GPU. `exchange` gathers the reports of all ranks. Collective. An
+    /// error is the same on all ranks, except that a rank that cannot list its GPUs gets its own error.
     pub(crate) fn settle(
         library: &str,
         own: Result<Visible>,

@@ -1,4 +1,5 @@
-//! How the ranks of a job find each other: launchers' variables, unique ids, the store, and which host and GPUs each has.
+//! Rendezvous: how the ranks of a job find each other, by launchers' variables, unique ids and the store, and
+//! how they share out the GPUs.
 
 pub(crate) mod environment;
 pub(crate) mod gpus;

@@ -1,4 +1,4 @@
-//! [`UniqueId`]: the shared secret and address of ranks that no launcher of phalanx started.
+//! [`UniqueId`]: the address and secret by which ranks find each other without a supported launcher.
 
 use super::store::server::{bind, check_reachable};
 use super::store::session::hex;
@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Mutex;
 
-/// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an `ncclUniqueId`.
+/// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an
+/// `ncclUniqueId`.
 ///
-/// Any channel will do: a broadcast of MPI, a file, a queue. [`Builder::unique_id`](crate::Builder::unique_id) takes the id. An id is
-/// for one communicator.
+/// Any channel will do: a broadcast of MPI, a file, a queue.
+/// [`Builder::unique_id`](crate::Builder::unique_id) takes the id. An id is for one communicator.
 ///
 /// The bytes are a secret: any process that has them can join as a rank.
 ///
@@ -35,24 +36,24 @@ pub struct UniqueId {
     address: Option<String>,
 }
 
-/// What the bytes begin with; the last is the version.
+/// Magic bytes of an id; the last is the version.
 const MAGIC: [u8; 8] = *b"phalanx\x01";
 
-/// What this process listens on for ids that it made, until rank 0 takes it.
+/// Listeners of this process's own ids, until rank 0 takes them.
 static LISTENERS: Mutex<Vec<Listening>> = Mutex::new(Vec::new());
 
 struct Listening {
     address: String,
     listener: TcpListener,
-    /// A copy of the process has a descriptor of it, too, and could answer in the place of rank 0.
+    /// The process that created it: a fork has the descriptor too, and must not answer in rank 0's place.
     fork: ForkMark,
 }
 
 impl UniqueId {
-    /// Size in bytes; that of NCCL's.
+    /// Size in bytes, that of `ncclUniqueId`.
     pub const BYTES: usize = 128;
 
-    /// A new one for ranks of this host, made by any process. Nothing listens for it.
+    /// Creates an id for ranks of this host, in any process. Opens no port.
     ///
     /// # Errors
     /// [`Error::System`] if the system gives no random numbers.
@@ -66,13 +67,14 @@ impl UniqueId {
 
     /// Creates an id for ranks of several hosts, in the process of rank 0, and listens at once.
     ///
-    /// `address` is `host` or `host:port` of this host, as the other ranks reach it; without a port a free one is taken. Connections that
-    /// come before rank 0's communicator is made wait. The port is open until that communicator has ended, could not be made, or needs no
-    /// port; if rank 0 never uses the id, as long as the process lives.
+    /// `address` is `host` or `host:port` of this host, as the other ranks reach it; without a port a free
+    /// one is taken. Connections that come before rank 0's communicator is made wait. The port is open until
+    /// that communicator has ended, could not be made, or needs no port; if rank 0 never uses the id, as long
+    /// as the process lives.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could reach;
-    /// [`UsageError::Setting`] if it is too long for the id.
+    /// [`Error::Bootstrap`] if the address is none of this host's, taken, or one that no other host could
+    /// reach; [`UsageError::Setting`] if it is too long for the id.
     pub fn listen(address: &str) -> Result<UniqueId> {
         let (host, port) = split(address);
         let wanted = format!("{host}:{port}");
@@ -94,12 +96,12 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// The bytes that the other ranks need.
+    /// Returns the id as bytes, to send it to the other ranks.
     pub fn to_bytes(&self) -> [u8; UniqueId::BYTES] {
         self.encode().expect("an id that does not fit is not made")
     }
 
-    /// The id that another process made.
+    /// Makes the id from the bytes of [`to_bytes`](UniqueId::to_bytes).
     ///
     /// # Errors
     /// [`UsageError::Setting`] if the bytes are not those of an id.
@@ -121,19 +123,19 @@ impl UniqueId {
         Some(bytes)
     }
 
-    /// What the ranks have in common and other ranks have not.
+    /// Text that identifies the job: equal on all its ranks, different for every other id.
     pub(crate) fn job(&self) -> String {
         hex(&self.job)
     }
 
-    /// The address of the store of ranks on several hosts, and its token.
+    /// Address and token of the store, if the id is for ranks on several hosts.
     pub(crate) fn store(&self) -> Option<(&str, String)> {
         self.address.as_deref().map(|address| (address, hex(&self.token)))
     }
 }
 
-/// The listener of an id that this process created. It is handed out once, since an id is for one communicator, and is closed with that
-/// communicator.
+/// The listener of an id that this process created. It is handed out once, since an id is for one
+/// communicator, and is closed with that communicator.
 pub(crate) fn take_listener(address: &str) -> Result<TcpListener> {
     let mut listeners = lock(&LISTENERS);
     listeners.retain(|listening| !listening.fork.is_copy());

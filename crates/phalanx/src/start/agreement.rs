@@ -1,4 +1,5 @@
-//! Agreement on a backend: each rank introduces its host, its settings and its GPUs, and all come to the same choice.
+//! Agrees on a backend: each rank sends its host, its settings and its GPUs, and all make the same choice
+//! from them.
 
 use crate::contract::BackendKind;
 use crate::contract::hosts::{HostTopology, Identity};
@@ -6,24 +7,24 @@ use crate::rendezvous::gpus::{GpuReport, Visible, lacking, share_out};
 use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The backends on GPUs, in the order of preference.
+/// Backends that need GPUs, in order of preference.
 const ON_GPUS: [BackendKind; 2] = [BackendKind::Nccl, BackendKind::Rccl];
 
-/// What a rank contributes to the agreement.
+/// A rank's introduction: its input to the agreement.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Introduction {
     identity: Identity,
     /// Name of the backend set by the user.
     wanted: Option<String>,
-    /// The GPUs that it could use with each of [`ON_GPUS`], or why none.
+    /// The GPUs that it could use with each of [`ON_GPUS`], or why there are none.
     gpus: [GpuReport; ON_GPUS.len()],
     /// Whether the user set its GPU, and there are GPUs, for each of [`ON_GPUS`].
     insists: [bool; ON_GPUS.len()],
 }
 
 impl Introduction {
-    /// The introduction of this process. It looks for GPUs only if they may be used: `gpus` returns all of them, or
-    /// that one.
+    /// Makes this process's introduction. It looks for GPUs only if they may be used: `gpus` returns all of
+    /// them, or only the one that the user set.
     pub fn own(
         wanted: Option<BackendKind>,
         gpu: Option<usize>,
@@ -68,8 +69,8 @@ pub(crate) fn topology(all: &[Introduction]) -> HostTopology {
     HostTopology::of(&identities)
 }
 
-/// The common backend: the one set by the user (on all ranks, if they are on several hosts); a backend on GPUs if each
-/// rank has one; else `otherwise`. The same on all ranks, as is an error.
+/// The common backend: the one set by the user (on all ranks, if they are on several hosts); a backend on
+/// GPUs if each rank has one; else `otherwise`. The same on all ranks, as is an error.
 pub(crate) fn agree(
     all: &[Introduction],
     topology: &HostTopology,
@@ -102,7 +103,7 @@ pub(crate) fn agree(
     if let Some(index) = candidates.clone().find(|index| without(*index).is_none()) {
         return Ok(ON_GPUS[index]);
     }
-    // Some have GPUs, or the user asked for them: going on without would be a surprise.
+    // Some ranks have GPUs, or the user asked for them: falling back to host memory would be a surprise.
     let has_any =
         |index: &usize| all.iter().any(|one| one.gpus[*index].as_ref().is_ok_and(|gpus| !gpus.is_empty()));
     let insist = |index: &usize| all.iter().any(|one| one.insists[*index]);
@@ -127,7 +128,7 @@ mod tests {
     use crate::os::Surroundings;
     use crate::types::memory::GpuId;
 
-    /// So many GPUs, the same for all.
+    /// An introduction with this many GPUs, the same on all ranks.
     fn seen(gpus: std::result::Result<usize, &str>) -> GpuReport {
         let ids = |gpus| (0..gpus).map(|number| GpuId([number as u8; 16])).collect();
         let seen = gpus.map(|gpus| Visible::here(ids(gpus), None, false).unwrap());
@@ -194,7 +195,7 @@ mod tests {
             agreed(&[rank("alpha", None, Ok(2)), gpu(Err("there is no GPU 99"))]).unwrap_err().to_string();
         assert!(error.contains("there is no GPU 99"), "{error}");
         assert_eq!(agreed(&[gpu(Ok(2)), gpu(Ok(2))]).unwrap().1, BackendKind::Nccl);
-        // Of AMD's, where there is nothing of NVIDIA's.
+        // AMD GPUs are chosen if there are no NVIDIA GPUs.
         let amd = Introduction {
             insists: [false, true],
             gpus: [Err("no driver".into()), Err("there is no GPU 99".into())],

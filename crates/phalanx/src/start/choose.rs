@@ -13,7 +13,7 @@ use crate::types::error::{Result, UsageError};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
-    /// What would carry the data.
+    /// The backend.
     pub backend: BackendKind,
     /// Why this backend.
     pub reason: String,
@@ -21,23 +21,25 @@ pub struct Choice {
     pub launcher: Option<Launcher>,
 }
 
-/// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for other ranks. For diagnosis.
+/// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for
+/// other ranks. For diagnosis.
 ///
-/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all: `phalanx launch`, torchrun,
-/// Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
+/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all:
+/// `phalanx launch`, torchrun, Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
 ///
 /// Backends, in order of precedence:
 /// 1. the one set by `PHALANX_BACKEND`;
-/// 2. NCCL, if each rank of this host has a GPU. The driver and NCCL are loaded to find out. Ranks on other hosts, and ranks that see other
-///    GPUs and were not started by MPI, are asked at the start;
+/// 2. NCCL, if each rank of this host has a GPU. The driver and NCCL are loaded to find out. Ranks on other
+///    hosts, and ranks that see other GPUs and were not started by MPI, are asked at the start;
 /// 3. RCCL, if the same holds for AMD's GPUs (by HIP and RCCL);
 /// 4. solo, for one rank;
 /// 5. MPI, for ranks that an MPI launcher started;
 /// 6. host memory.
 ///
 /// # Errors
-/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing; [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no
-/// token by which they know each other.
+/// [`UsageError::Setting`] names a variable that makes no sense, or that is missing;
+/// [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no token by which they know
+/// each other.
 pub fn choose() -> Result<Choice> {
     let environment = Environment::current();
     let choice = Choice::from(&environment, None)?;
@@ -46,7 +48,7 @@ pub fn choose() -> Result<Choice> {
     Ok(choice)
 }
 
-/// An error if another setting of `init` is invalid.
+/// Checks the other settings of `init`.
 fn check_settings(environment: &Environment) -> Result<()> {
     timeout_from_environment()?;
     stopped_timeout_from_environment()?;
@@ -76,7 +78,7 @@ impl Choice {
         Ok(Choice { backend, reason, launcher })
     }
 
-    /// An error if settings are missing that the ranks need to find each other.
+    /// Checks that all settings are there that the ranks need to find each other.
     fn check_rendezvous(&self, environment: &Environment) -> Result<()> {
         let without_us = matches!(self.backend, BackendKind::Solo | BackendKind::Mpi);
         let launcher = self.launcher.as_ref().filter(|launcher| {
@@ -89,8 +91,8 @@ impl Choice {
     }
 }
 
-/// What a process with these variables takes itself for: its rank, and how many there are (`None`: only MPI knows). For the
-/// fuzzer of all that is decoded of them.
+/// Parses the launcher's variables: the rank, and the number of ranks (`None`: only MPI knows it). For the
+/// fuzzer.
 pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usize>)>> {
     let environment = Environment::of(variables);
     environment.backend()?;
@@ -102,21 +104,21 @@ pub fn launched(variables: &[(&str, &str)]) -> Result<Option<(usize, Option<usiz
     Ok(Some((launcher.rank, launcher.world_size)))
 }
 
-/// The ranks of a communicator that is to be made, as far as a process knows before it meets the others.
+/// The ranks of a new communicator, as far as a process knows before it meets the others.
 pub(super) struct Ranks {
-    /// How many there are; `None` if only MPI knows.
+    /// The number of ranks; `None` if only MPI knows it.
     all: Option<usize>,
-    /// How many there are on this host.
+    /// The number of ranks on this host.
     here: usize,
-    /// Whether some may be on other hosts, with whom the backend is yet to be agreed.
+    /// Whether some ranks may be on other hosts: then the backend is agreed when they meet.
     may_be_elsewhere: bool,
     are_of_mpi: bool,
-    /// Whether they are threads of this process, which see what it sees.
+    /// Whether the ranks are threads of this process.
     are_threads: bool,
 }
 
 impl Ranks {
-    /// So many threads of this process.
+    /// This many threads of this process.
     pub(super) fn threads(ranks: usize) -> Ranks {
         Ranks { all: Some(ranks), here: ranks, may_be_elsewhere: false, are_of_mpi: false, are_threads: true }
     }
@@ -139,7 +141,7 @@ pub(super) fn decide(
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
-        // Several processes say which GPUs they see when they meet.
+        // Processes exchange the GPUs that they see when they meet.
         Some((backend, name))
             if [nccl, rccl, nvshmem].contains(&backend) && (ranks.are_threads || ranks.all == Some(1)) =>
         {

@@ -1,4 +1,4 @@
-//! The backends on GPUs, as far as they are built in.
+//! Creates communicators on GPUs, with the backends that are built in.
 
 use super::{NewComm, Settings};
 use crate::backend::host::HostComm;
@@ -18,7 +18,7 @@ use phalanx_sys::nccl::Flavour;
 #[cfg(feature = "_gpu")]
 use std::sync::Arc;
 
-/// An error unless a backend could give so many ranks of this host a GPU each.
+/// Checks that a backend has a GPU for each of this many ranks of this host.
 pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
     match backend {
         #[cfg(feature = "_nccl")]
@@ -29,7 +29,7 @@ pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
     }
 }
 
-/// The GPUs that this process could use with a backend, or of them the one with this number.
+/// Returns the GPUs that this process could use with a backend, or only the one with this number.
 pub(super) fn visible_gpus(backend: BackendKind, wanted: Option<usize>) -> Result<Visible> {
     match backend {
         #[cfg(feature = "_nccl")]
@@ -38,7 +38,7 @@ pub(super) fn visible_gpus(backend: BackendKind, wanted: Option<usize>) -> Resul
     }
 }
 
-/// The communicator on GPUs of the ranks of a host communicator. Collective.
+/// Creates the GPU communicator of the ranks of a host communicator. Collective.
 pub(super) fn on_gpu(
     backend: BackendKind,
     host: HostComm,
@@ -61,18 +61,18 @@ pub(super) fn on_gpu(
     }
 }
 
-/// The error for a backend that is not built in. What it would have used is dropped.
+/// The error for a backend that is not built in. Drops the arguments.
 fn left_out<T>(backend: BackendKind, _unused: T) -> Error {
     UnsupportedError::left_out(format!("the backend {backend}"), backend.name())
 }
 
-/// Which library of GPUs a backend is.
+/// The library behind a GPU backend: NCCL or RCCL.
 #[cfg(feature = "_nccl")]
 fn flavour(backend: BackendKind) -> Flavour {
     if backend == BackendKind::Rccl { Flavour::Rccl } else { Flavour::Nccl }
 }
 
-/// A new channel in host memory between the ranks of a communicator, where its backend has one. Collective.
+/// Creates a host-memory channel between the ranks of a communicator, if its backend has one. Collective.
 ///
 /// # Safety
 /// As for [`Backend::split`].

@@ -1,4 +1,4 @@
-//! Communicators of ranks on several hosts, which meet at the job's store.
+//! Creates communicators of ranks on several hosts, which find each other through the job's store.
 
 use super::gpus::on_gpu;
 use super::mpi::join_mpi;
@@ -13,7 +13,7 @@ use crate::rendezvous::store::Store;
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::net::TcpListener;
 
-/// The communicator of ranks that are on several hosts, as far as the launcher knows.
+/// Creates the communicator of ranks that, by their launcher, are on several hosts.
 pub(super) fn on_hosts(
     launcher: &Launcher,
     environment: &Environment,
@@ -36,7 +36,7 @@ pub(super) fn on_hosts(
         return join_mpi(Some(launcher), environment, settings);
     }
     if topology.num_hosts() == 1 {
-        // The launcher's nodes are parts of one host.
+        // The nodes turn out to be one host.
         drop(store);
         return on_one_host(Some(backend), launcher, environment, settings);
     }
@@ -44,7 +44,7 @@ pub(super) fn on_hosts(
     across_hosts(backend, store, topology, place, settings)
 }
 
-/// An error if a backend cannot span several hosts. The same on all ranks.
+/// Checks that a backend can span several hosts. The result is the same on all ranks.
 pub(super) fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> Result<()> {
     match backend {
         BackendKind::Host => crate::os::check_process_ranks().and_then(|()| topology.check_one_host()),
@@ -57,7 +57,7 @@ pub(super) fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> 
     }
 }
 
-/// The communicator of ranks with GPUs on several hosts, which have joined a store.
+/// Creates the GPU communicator of ranks on several hosts that have joined a store.
 pub(super) fn across_hosts(
     backend: BackendKind,
     store: Store,

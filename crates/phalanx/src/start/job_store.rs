@@ -22,10 +22,10 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// What is added to torchrun's port.
+/// Added to torchrun's port.
 const PORT_OFFSET: u16 = 1000;
 
-/// How long rank 0 tries to get the store's port: that of a job before may still be ending.
+/// How long rank 0 retries to bind the store's port: an earlier job's store may still be closing.
 const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Joins the job's store. Rank 0 hosts it, on `listener` if there is one, unless `phalanx launch` does.
@@ -73,8 +73,8 @@ fn host(
     }
 }
 
-/// A store for ranks of one host, that no variable says anything about: rank 0 begins one with a token of its
-/// own, and tells the others when they meet.
+/// A store for ranks of one host without any setting: rank 0 starts one with a random token, and sends
+/// address and token to the others when they join.
 fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
     let host = super::processes::join(place, &[], timeout)?.0;
     let mut announcement = vec![0; 128];
@@ -105,7 +105,7 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
 }
 
 impl Environment {
-    /// Where the job's store is; `None` if no variable says so, and all ranks are on this host.
+    /// Finds the job's store; `None` if no variable names one and all ranks are on this host.
     pub(crate) fn rendezvous(&self, place: &Place) -> Result<Option<Rendezvous>> {
         let (address, host) = match self.get("PHALANX_STORE") {
             Some(address) if place.launcher == "phalanx launch" => (address.to_owned(), Host::Launcher),
@@ -137,7 +137,7 @@ impl Environment {
         }
         let number: u16 = port.trim().parse().map_err(|_| setting("MASTER_PORT", &port, "a port number"))?;
         let port = number.checked_add(PORT_OFFSET).unwrap_or(number - PORT_OFFSET);
-        // An IPv6 address stands in brackets before a port.
+        // An IPv6 address needs brackets before a port.
         Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
     }
 
@@ -163,7 +163,7 @@ impl Environment {
 }
 
 impl Token {
-    /// Of a file that only its owner can read.
+    /// Reads the token from a file that only its owner can read.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if it cannot be read, others could read it too, or it is too short.

@@ -1,4 +1,4 @@
-//! Making communicators: from the launcher's variables, or a number of threads, to a backend that is ready.
+//! Creates communicators, for `init`, `run` and `join`: chooses a backend and starts it.
 //!
 //! | file | what |
 //! |---|---|
@@ -69,7 +69,7 @@ impl NewComm {
     }
 }
 
-/// A name for a communicator that lives in this process alone.
+/// A name for a communicator within this process.
 fn own_name() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))

@@ -1,5 +1,5 @@
-//! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts the backend that they
-//! agree on; `join` enters a communicator that grows.
+//! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts
+//! the backend that they agree on; `join` enters a communicator that grows.
 
 use super::choose::Choice;
 use super::gpus::{on_gpu, visible_gpus};
@@ -20,7 +20,7 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The communicator that the environment of this process asks for.
+/// Creates the communicator that this process's environment describes.
 pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
     // Closed at the end of this, if what is made needs no port.
     let listener = settings.listener.take();
@@ -53,7 +53,8 @@ pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
     }
 }
 
-/// The communicator of processes that share a host's memory. They agree on a backend during the join, unless `agreed` is given.
+/// Creates the communicator of processes that share a host's memory. They agree on a backend during the join,
+/// unless `agreed` is given.
 pub(super) fn on_one_host(
     agreed: Option<BackendKind>,
     launcher: &Launcher,
@@ -92,7 +93,7 @@ pub(super) fn introduction(
     Ok(agreement::Introduction::own(wanted, settings.gpu, visible_gpus))
 }
 
-/// The communicator of ranks that are in the memory of one host.
+/// Creates the host communicator of ranks that have joined one region.
 fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settings) -> Result<NewComm> {
     match backend {
         BackendKind::Nccl | BackendKind::Rccl | BackendKind::Nvshmem => on_gpu(backend, host, name, settings),
@@ -100,10 +101,11 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
     }
 }
 
-/// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all ranks.
+/// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all
+/// ranks.
 pub(super) fn join(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
     crate::os::check_process_ranks()?;
-    // Said before anybody is kept waiting.
+    // Report errors before other ranks have to wait.
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
     let joined = rendezvous::meet(place, payload, timeout)?;

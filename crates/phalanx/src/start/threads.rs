@@ -53,8 +53,7 @@ pub(crate) fn run_threads<R: Send>(
         for host in hosts {
             let name = format!("rank {}", host.rank());
             let thread = std::thread::Builder::new().name(name).spawn_scoped(scope, move || body(host));
-            // On an error the communicators of the ranks that were not started are dropped, and those that
-            // were see that these have left.
+            // On an error the communicators of unstarted ranks are dropped: the started ranks see them leave.
             threads.push(thread.map_err(|e| {
                 let remedy = format!("{ranks} threads are needed: raise `ulimit -u` or use fewer ranks");
                 Error::system("starting a thread", e, remedy)
@@ -66,7 +65,8 @@ pub(crate) fn run_threads<R: Send>(
     })
 }
 
-/// Communicators for one thread that drives several GPUs. Set-up needs all ranks at once: a thread for each.
+/// Creates communicators for one thread that drives several GPUs. The set-up is collective, so it takes a
+/// thread for each.
 #[cfg(feature = "_nccl")]
 pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>> {
     check_world_size(gpus.len())?;
@@ -85,7 +85,7 @@ pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>
     })
 }
 
-/// The host communicators of ranks that are threads of this process.
+/// Creates the host communicators of ranks that are threads of this process.
 pub(super) fn thread_ranks(ranks: usize, timeout: Duration) -> Result<Vec<HostComm>> {
     let world = Arc::new(World::threads()?);
     let channel = NewChannel::create(&world, ranks)?;

@@ -2,29 +2,29 @@
 
 use std::fmt;
 
-/// Code did not compile or link; or a setting was refused by the compiler.
+/// Code for a GPU does not compile or link, or the compiler refuses a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct CompileError {
-    /// The name that the program was given.
+    /// Name of the program.
     pub program: String,
-    /// Who refused it.
+    /// The step that failed.
     pub step: BuildStep,
     /// The library's name and version.
     pub library: String,
     /// The errors, each with its place in the source.
     pub diagnostics: Vec<Diagnostic>,
-    /// All that the library wrote.
+    /// The library's whole log.
     pub log: String,
-    /// What was not there that the code may need: headers, with the places that were looked at.
+    /// Headers that were not found and that the code may need, with the places that were searched.
     pub missing: Vec<String>,
 }
 
-/// A step on the way to code for a GPU.
+/// A step of building code for a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildStep {
-    /// NVRTC compiles.
+    /// Compiling with NVRTC.
     Compile,
-    /// nvJitLink links.
+    /// Linking with nvJitLink.
     Link,
 }
 

@@ -1,4 +1,4 @@
-//! Element types: what a buffer is made of, as a Rust type ([`Element`]) and as a value ([`DType`]).
+//! Element types of buffers, as Rust types ([`Element`]) and as values ([`DType`]).
 
 pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
@@ -111,10 +111,10 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type whose values can be communicated: the fourteen numbers of [`DType`].
+/// A Rust type that buffers may have as elements: the fourteen types of [`DType`].
 ///
-/// Sealed: every backend must know how to move and reduce each of them. All bit patterns of an
-/// element are valid values and it has no padding, so bytes that arrive are always elements.
+/// Sealed, since every backend must be able to move and reduce it. An element has no padding and every bit
+/// pattern is a valid value, so received bytes are always valid elements.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
     /// This type as a value.
     const DTYPE: DType;

@@ -5,8 +5,9 @@
 //!   Every rank gets the same error, now and from every later call; the contents of
 //!   output buffers are unspecified. Go on with [`Comm::shrink`](crate::Comm::shrink), or drop the
 //!   communicator.
-//! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the communicator
-//!   has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or too old.
+//! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the
+//!   communicator has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or
+//!   too old.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
 
@@ -72,8 +73,8 @@ pub enum Error {
     Unsupported(Box<UnsupportedError>),
 }
 
-// A result is two registers then. What operations return would else go through memory, from where the processor cannot
-// load it before all earlier stores are done: those to the peers, too, which wait for the peers' caches.
+// A `Result<()>` of 16 bytes is returned in two registers. If it were returned in memory, loading it would
+// wait for all earlier stores, and those to peers wait for the peers' caches.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Result<()>>() == 16);
 
@@ -90,7 +91,7 @@ pub struct UnsupportedError {
 }
 
 impl UnsupportedError {
-    /// The error of what a feature of this crate would bring.
+    /// The error for something that needs a feature of this crate.
     pub(crate) fn left_out(what: impl Into<String>, feature: &str) -> Error {
         Error::from(UnsupportedError {
             what: what.into(),
@@ -120,7 +121,7 @@ impl Error {
         Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
     }
 
-    /// For the use of a communicator in a process that fork made.
+    /// The error for using a communicator in a forked process.
     #[cold]
     pub(crate) fn forked() -> Error {
         Error::from(UnsupportedError {
@@ -277,7 +278,7 @@ pub enum UsageError {
         /// What to do.
         remedy: &'static str,
     },
-    /// Something that a stream cannot do while a CUDA graph is captured from it.
+    /// A call that is not possible while a CUDA graph is captured from the stream.
     #[error(
         "{what} on a stream that is captured, where nothing is carried out before the graph is launched; {remedy}"
     )]
@@ -313,7 +314,7 @@ pub enum UsageError {
         recv: u64,
         /// How long it is, in bytes.
         recv_bytes: usize,
-        /// How they may lie.
+        /// The allowed overlap.
         rule: &'static str,
     },
     /// A kernel that is not there, or arguments that do not fit it.
@@ -326,7 +327,7 @@ pub enum UsageError {
         /// What to do.
         remedy: &'static str,
     },
-    /// A point-to-point operation with oneself that nothing can match.
+    /// A message to or from this rank itself that no other call can match.
     #[error("{operation}: rank {rank} cannot exchange with itself outside a group or send_recv")]
     SelfExchange {
         /// The operation.
@@ -336,8 +337,8 @@ pub enum UsageError {
     },
 }
 
-/// Two ranks made different calls where the same was needed. A list of counts is shown as its sum and a fingerprint
-/// (`× 12, counts #1f2e3d4c`): if these differ, so do the lists.
+/// Two ranks made different calls where the same was needed. A list of counts is shown as its sum and a
+/// fingerprint (`× 12, counts #1f2e3d4c`): if these differ, so do the lists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "mismatched call: rank {rank} called {theirs} where rank {other_rank} called {ours} \
@@ -371,14 +372,14 @@ pub enum PeerEvent {
     /// Its thread panicked with the communicator in hand.
     #[error("its thread panicked")]
     Panicked = 2,
-    /// In the middle of an operation its operating system refused it what the operation needs; its own error says what
-    /// ([`PeerError::refusal`]), and its log.
+    /// Its operating system refused something that the operation needs. [`PeerError::refusal`] and that
+    /// rank's log say what.
     #[error("its operating system refused what the operation needs (that rank's own error and log say what)")]
     Refused = 3,
     /// Its process has been stopped (SIGSTOP) for longer than `PHALANX_STOPPED_TIMEOUT`.
     #[error("its process is stopped (SIGSTOP or Ctrl-Z; PHALANX_STOPPED_TIMEOUT allows for longer stops)")]
     Stopped = 4,
-    /// A process of another host shows no sign of life for longer than `PHALANX_HEARTBEAT_TIMEOUT`.
+    /// No sign of life from its process, on another host, for longer than `PHALANX_HEARTBEAT_TIMEOUT`.
     #[error("nothing is heard of it (its process is stopped, or its host is cut off from the network)")]
     Unreachable = 5,
 }
@@ -403,7 +404,8 @@ pub struct PeerError {
     pub sequence: u64,
     /// How long the reporter had waited.
     pub waited: Duration,
-    /// What the operating system refused, and the remedy: on the rank that it [refused](PeerEvent::Refused) it.
+    /// What the operating system refused, and the remedy: on the rank that it [refused](PeerEvent::Refused)
+    /// it.
     pub refusal: Option<String>,
 }
 
@@ -423,7 +425,8 @@ pub struct TimeoutError {
     pub reporter: usize,
     /// How long the reporter had waited.
     pub waited: Duration,
-    /// The ranks that have not arrived, each with its last known operation; empty where the backend does not know.
+    /// The ranks that have not arrived, each with its last known operation; empty where the backend does not
+    /// know.
     pub missing: Vec<MissingRank>,
 }
 

@@ -1,9 +1,10 @@
-//! Reduction operations: how the ranks' contributions become one value.
+//! Reduction operations: sum, product, minimum, maximum, average, and pre-multiplied sum.
 
 use super::dtype::Element;
 use std::fmt;
 
-/// How contributions are combined, element by element, in rank order: `((r0 ∘ r1) ∘ r2) ∘ …`.
+/// A reduction operation. Contributions are combined element by element in rank order: `((r0 ∘ r1) ∘ r2) ∘
+/// …`.
 ///
 /// Because the order is fixed, a result is bit-identical on every rank and from run to run.
 ///
@@ -59,7 +60,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// Sum in which this rank's contribution is first multiplied by a factor of its own.
+/// Pre-multiplied sum: each rank's contribution is multiplied by that rank's factor, then summed.
 ///
 /// The factors may differ between ranks. The product is taken in the type in which the sum is
 /// accumulated (see [`ReduceOp`]); integers wrap. NCCL's `ncclRedOpCreatePreMulSum`.
@@ -79,7 +80,7 @@ impl fmt::Display for ReduceOp {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PreMulSum<T>(pub T);
 
-/// What a reducing collective takes: a [`ReduceOp`] or a [`PreMulSum`] of the buffers' type.
+/// The argument of a reducing collective: a [`ReduceOp`], or a [`PreMulSum`] of the buffers' type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reduction<T> {
     kind: Kind<T>,

@@ -1,12 +1,13 @@
-//! Timestamps of records: the processor's time stamp counter where it is reliable, which takes a third of the time of a system call; else the
-//! system's clock.
+//! Timestamps of flight records: the processor's time stamp counter where it is reliable, else the system's
+//! clock. Reading the counter takes a third of the time of reading the clock.
 //!
-//! Ticks become nanoseconds of the monotonic clock only when a record is written out, by a line through two moments at which both were read.
+//! Ticks are converted to nanoseconds of the monotonic clock when a record is written to a file, by linear
+//! interpolation between two moments at which both were read.
 
-/// What records hold: ticks of this process's [`Clock`].
+/// A timestamp in ticks of this process's [`Clock`].
 pub(crate) type Ticks = u64;
 
-/// How this machine is asked for the time.
+/// The source of timestamps on this machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     counter: bool,
@@ -34,7 +35,7 @@ impl Clock {
             let nanos = crate::os::monotonic_nanos();
             return Moment { ticks: nanos, nanos };
         }
-        // The narrowest of a few tries: being interrupted between the readings would shift all times.
+        // Take the narrowest of five tries: an interruption between the readings would shift all times.
         let tries = (0..5).map(|_| {
             let before = counter::read();
             let nanos = crate::os::monotonic_nanos();
@@ -45,7 +46,7 @@ impl Clock {
     }
 }
 
-/// From ticks to nanoseconds.
+/// Converts ticks to nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
     first: Moment,
@@ -60,7 +61,7 @@ impl Scale {
         Scale { first, nanos_per_tick }
     }
 
-    /// Nanoseconds of the monotonic clock.
+    /// Converts ticks to nanoseconds of the monotonic clock.
     pub fn nanos(&self, ticks: Ticks) -> u64 {
         let since = ticks as i128 - self.first.ticks as i128;
         let nanos = self.first.nanos as f64 + since as f64 * self.nanos_per_tick;
@@ -72,7 +73,7 @@ impl Scale {
 mod counter {
     use std::arch::x86_64::{__cpuid, _rdtsc};
 
-    /// Whether it runs at one rate whatever the cores do ("invariant TSC"); Linux then uses it for its clock too.
+    /// Whether the counter has a constant rate ("invariant TSC"). Linux then uses it for its own clock too.
     pub fn is_steady() -> bool {
         const POWER: u32 = 0x8000_0007;
         #[allow(

@@ -1,6 +1,7 @@
 //! Deadlines of single operations: see [`Comm::within`](crate::Comm::within).
 //!
-//! The calling thread waits, so a deadline of its own is kept per thread for the length of the call. Every wait reads it with [`of`].
+//! The calling thread does the waiting, so the deadline is a thread-local for the length of the call. Every
+//! wait reads it with [`of`].
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -10,24 +11,24 @@ thread_local! {
     static LIMIT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// The deadline of the call that this thread is in, if it has one of its own.
+/// The deadline of this thread's current call, if the call has its own.
 #[inline]
 pub(crate) fn limit() -> Option<Duration> {
     LIMIT.get()
 }
 
-/// The deadline of this thread's wait on a communicator with that one.
+/// The deadline of this thread's wait: the call's own, else the communicator's `timeout`.
 pub(crate) fn of(timeout: Duration) -> Duration {
     limit().unwrap_or(timeout)
 }
 
-/// When so much time has passed since then: in a hundred years, if the clock cannot say.
+/// `since` plus `timeout`; a hundred years from `since` if that overflows.
 pub(crate) fn after(since: Instant, timeout: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     since.checked_add(timeout).unwrap_or_else(|| since + CENTURY)
 }
 
-/// Guard: until dropped, waits of this thread have this deadline.
+/// Guard: sets the deadline of this thread's waits until it is dropped.
 pub(crate) struct Limited {
     before: Option<Duration>,
     of_this_thread: PhantomData<*const ()>,

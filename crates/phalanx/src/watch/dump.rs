@@ -1,8 +1,8 @@
 //! A flight record as a file: JSON, one object, as `phalanx trace` reads it.
 //!
-//! A rank writes a file for each of its communicators. Times are nanoseconds of the host's monotonic clock; the
-//! header has that clock and the wall clock at the time of writing, and the host's boot id, by which the reader
-//! knows whose clocks are one.
+//! A rank writes a file for each of its communicators. Times are nanoseconds of the host's monotonic clock;
+//! the header has that clock and the wall clock at the time of writing, and the host's boot id: files with
+//! the same boot id have the same monotonic clock.
 
 use super::TRACE_DIR;
 use super::recorder::{Record, Recorder};
@@ -12,9 +12,9 @@ use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Says what the file is.
+/// Identifies the file format.
 const FORMAT: &str = "phalanx flight record";
-/// Counts changes of its form.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// Why the file is written.
@@ -40,10 +40,10 @@ fn folder() -> Option<OsString> {
     std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty())
 }
 
-/// An error if a folder is set in which nothing can be written.
+/// Checks that the folder for flight records can be written, if one is set.
 pub(crate) fn check_folder() -> Result<()> {
     let Some(folder) = folder() else { return Ok(()) };
-    // It is made when there is something to write.
+    // The folder is created with the first file, so check its nearest existing ancestor.
     let here = Path::new(".");
     let made_in = Path::new(&folder).ancestors().find(|folder| folder.exists()).unwrap_or(here);
     crate::os::check_writable(made_in).map_err(|error| {
@@ -54,8 +54,7 @@ pub(crate) fn check_folder() -> Result<()> {
     })
 }
 
-/// Something has happened to the communicator: its record is written if a folder is set, else the log tells how
-/// to get it next time.
+/// Writes the flight record if a folder is set; otherwise logs how to get one next time.
 pub(crate) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     let rank = recorder.rank;
     match folder() {
@@ -71,6 +70,7 @@ pub(crate) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     }
 }
 
+/// Writes the flight record to a file in `folder`, and returns its path.
 pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> Result<PathBuf> {
     let refused = |call: &'static str| {
         move |error| {
@@ -92,7 +92,7 @@ pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> 
         .take(100)
         .collect();
     let path = folder.join(format!("{name}-rank{}-{}.json", recorder.rank, std::process::id()));
-    // A reader never finds half a file: it gets its name when it is whole.
+    // Renamed when complete, so that no reader finds half a file.
     let unfinished = path.with_extension("unfinished");
     std::fs::write(&unfinished, text(recorder, reason)).map_err(refused("write"))?;
     std::fs::rename(&unfinished, &path).map_err(refused("rename"))?;
@@ -149,7 +149,7 @@ fn write_header(
     Ok(())
 }
 
-/// What the error says, for programs: its kind, the ranks it names, the operation and its number.
+/// Writes the error's fields for programs: its kind, the ranks that it names, the operation and its number.
 fn write_error(json: &mut String, error: &Error) -> fmt::Result {
     let (kind, ranks, operation, sequence) = match error {
         Error::Mismatch(e) => ("mismatch", vec![e.rank, e.other_rank], e.theirs.as_str(), e.sequence),
@@ -209,7 +209,7 @@ fn write_record(json: &mut String, record: &Record) -> fmt::Result {
     )
 }
 
-/// A string of JSON.
+/// Prints text as a JSON string.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {

@@ -8,9 +8,9 @@
 //! | `deadline.rs` | deadlines of single operations |
 //! | `signal.rs` | flight records on a signal |
 //!
-//! The front calls [`Recorder::begin`] and [`Recorder::end`] around what it hands to a backend, so every backend
-//! is recorded in the same way. Of what is short it calls [`Recorder::open`], and the backend says when it has
-//! [begun](Recorder::begun).
+//! `api/` calls [`Recorder::begin`] and [`Recorder::end`] around each operation of a backend, so all backends
+//! are recorded alike. For operations that may be short it calls [`Recorder::open`] instead of `begin`, which
+//! does not read the clock; the backend calls [`Recorder::begun`] when it first waits.
 
 mod clock;
 pub(crate) mod deadline;
@@ -23,16 +23,16 @@ pub(crate) use recorder::{RecordId, Recorder};
 use crate::contract::OperationId;
 use crate::types::error::Result;
 
-/// The folder for flight records, if one is set.
+/// Environment variable with the folder for flight records.
 pub(crate) const TRACE_DIR: &str = "PHALANX_TRACE_DIR";
 
-/// An error for settings that would let a flight record get lost, found out before there is one.
+/// Checks the settings of flight records, so that a mistake is found before a record is needed.
 pub(crate) fn check_settings() -> Result<()> {
     signal::wanted()?;
     dump::check_folder()
 }
 
-/// Does what the environment asks for, from the first communicator on.
+/// Sets up flight records as the environment asks; called for the first communicator.
 pub(crate) fn begin() -> Result<()> {
     dump::check_folder()?;
     signal::listen()

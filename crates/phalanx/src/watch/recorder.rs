@@ -1,10 +1,12 @@
 //! Flight recorder: a ring of the last operations of one rank in a communicator, always on.
 //!
-//! # Who writes
-//! A new record is written by the thread that has the `Comm` in hand; it is not `Sync`, so that is one thread at a
-//! time and no counter is contended. A record's later fields (started, ended, state) are written by whoever
-//! carries the operation out, and only as long as the ring has not come round to it. Anybody may read at any time:
-//! a record that changes meanwhile is told by its number, as in a sequence lock, and left out.
+//! # Writers and readers
+//! - The thread that holds the `Comm` writes new records. `Comm` is not `Sync`, so that is one thread at a
+//!   time, and counters need no atomic read-modify-write.
+//! - The thread that carries the operation out writes the later fields (started, ended, state), unless the
+//!   slot has been reused for a newer record.
+//! - Any thread may read at any time. A record that changes meanwhile has another number, as in a sequence
+//!   lock, and is skipped.
 
 use super::clock::{Clock, Moment, Scale, Ticks};
 use super::dump;
@@ -15,10 +17,10 @@ use crate::types::op::ReductionCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Operations that are remembered: 64 KiB.
+/// Number of records in the ring: 64 KiB.
 const RECORDS: usize = 1024;
 
-/// One operation: a cache line.
+/// One record in the ring: a cache line.
 #[derive(Default)]
 #[repr(C, align(64))]
 struct Slot {
@@ -26,7 +28,7 @@ struct Slot {
     number: AtomicU64,
     /// Operation, type, reduction and state in bytes; root or peer in the upper half.
     head: AtomicU64,
-    /// The operation's number among the collectives, or among the messages to or from that peer, from 1.
+    /// The operation's number, from 1: among the collectives, or among the messages to or from that peer.
     sequence: AtomicU64,
     count: AtomicU64,
     enqueued: AtomicU64,
@@ -39,8 +41,8 @@ const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
     #[inline(always)]
-    fn has_not_said(&self) -> bool {
-        self.enqueued.load(Ordering::Relaxed) == JUST_NOW
+    fn is_not_timed(&self) -> bool {
+        self.enqueued.load(Ordering::Relaxed) == NOT_TIMED
     }
 
     #[inline(always)]
@@ -50,9 +52,10 @@ impl Slot {
     }
 }
 
-/// When an operation began that has not said so yet, and in the end has not: it neither waited nor moved much. To ask the clock takes a
-/// tenth of the time of the shortest operations, so they do while they wait for their peers.
-const JUST_NOW: Ticks = 0;
+/// Start time of an operation that was opened without reading the clock, which takes a tenth of the time of
+/// the shortest operations. An operation that waits sets the time then; one that never waits counts as
+/// started when it ended.
+const NOT_TIMED: Ticks = 0;
 
 /// A record's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +65,7 @@ pub(crate) struct RecordId(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Called, and waiting for its turn.
+    /// Enqueued; not started yet.
     Enqueued = 1,
     Started = 2,
     Completed = 3,
@@ -82,7 +85,7 @@ impl State {
     }
 }
 
-/// Where the state is in a record's head.
+/// Bit offset of the state in a record's head.
 const STATE: u32 = 24;
 
 /// A consistent copy of a record.
@@ -98,21 +101,21 @@ pub(crate) struct Record {
     pub sequence: u64,
     pub count: u64,
     pub tag: u64,
-    /// Nanoseconds of the monotonic clock; 0 if it has not come to that.
+    /// Times in nanoseconds of the monotonic clock; 0 if that has not happened.
     pub enqueued: u64,
     pub started: u64,
     pub ended: u64,
 }
 
-/// The last operations of one rank's end of a communicator.
+/// Flight recorder of one rank's communicator: a ring of its last operations.
 pub(crate) struct Recorder {
     pub(crate) backend: BackendKind,
-    /// The communicator's name: the same on all of its ranks, and no other's.
+    /// The communicator's name: the same on all its ranks, and different for every communicator.
     name: String,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     slots: Box<[Slot]>,
-    /// Records made so far. As the counters below, written only by the thread with the `Comm`.
+    /// Number of records so far. Like the counters below, written only by the thread that holds the `Comm`.
     made: AtomicU64,
     collectives: AtomicU64,
     /// Messages to and from each peer.
@@ -120,7 +123,7 @@ pub(crate) struct Recorder {
     clock: Clock,
     born: Moment,
     /// Whether the failure has been reported.
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Recorder {
@@ -137,7 +140,7 @@ impl Recorder {
             messages: (0..world_size).map(|_| Default::default()).collect(),
             clock,
             born: clock.moment(),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         });
         super::signal::register(&recorder);
         recorder
@@ -147,24 +150,24 @@ impl Recorder {
         &self.name
     }
 
-    /// The name of a communicator that this one's ranks make by their last collective.
+    /// Name for a communicator that the last recorded collective creates from this one.
     pub fn child_name(&self, what: impl std::fmt::Display) -> String {
         format!("{}/{}.{what}", self.name, self.collectives.load(Ordering::Relaxed))
     }
 
-    /// Records a collective that is being carried out.
+    /// Records a collective that starts now.
     #[inline]
     pub fn begin(&self, call: &Call<'_>) -> RecordId {
         self.collective(call, State::Started, self.clock.now())
     }
 
-    /// Records a collective that is being carried out, of which [`begun`](Self::begun) says when it began.
+    /// Records a collective that starts now, without reading the clock: [`begun`](Self::begun) sets the time.
     #[inline]
     pub fn open(&self, call: &Call<'_>) -> RecordId {
-        self.collective(call, State::Started, JUST_NOW)
+        self.collective(call, State::Started, NOT_TIMED)
     }
 
-    /// Records a collective that is waiting for its turn.
+    /// Records a collective that is enqueued and starts later.
     #[inline]
     pub fn enqueue(&self, call: &Call<'_>) -> RecordId {
         self.collective(call, State::Enqueued, self.clock.now())
@@ -181,16 +184,16 @@ impl Recorder {
         self.write(head, sequence, count, 0, at)
     }
 
-    /// Records a message that is being posted.
+    /// Records a message that is posted now.
     #[inline]
     pub fn begin_message(&self, transfer: &Transfer) -> RecordId {
         self.message(transfer, self.clock.now())
     }
 
-    /// Records a message that is being posted, of which [`begun`](Self::begun) says when.
+    /// Records a message that is posted now, without reading the clock: [`begun`](Self::begun) sets the time.
     #[inline]
     pub fn open_message(&self, transfer: &Transfer) -> RecordId {
-        self.message(transfer, JUST_NOW)
+        self.message(transfer, NOT_TIMED)
     }
 
     #[inline(always)]
@@ -204,7 +207,7 @@ impl Recorder {
         self.write(head, sequence, transfer.count, transfer.tag, at)
     }
 
-    /// Leaves numbers out of which the backend has made use itself.
+    /// Skips collective numbers that the backend has used itself.
     pub fn skip(&self, collectives: u64) {
         next(&self.collectives, collectives);
     }
@@ -230,15 +233,15 @@ impl Recorder {
         &self.slots[number as usize % RECORDS]
     }
 
-    /// An operation that was opened is under way. What has been said once stays.
+    /// Sets the start time of an opened operation to now, if it is not set yet.
     pub fn begun(&self, RecordId(number): RecordId) {
         let slot = self.slot(number);
-        if slot.number.load(Ordering::Relaxed) == number && slot.has_not_said() {
+        if slot.number.load(Ordering::Relaxed) == number && slot.is_not_timed() {
             slot.set_begun(self.clock.now());
         }
     }
 
-    /// An operation that was enqueued begins.
+    /// Marks an enqueued operation as started.
     pub fn start(&self, RecordId(number): RecordId) {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number {
@@ -247,13 +250,14 @@ impl Recorder {
         }
     }
 
-    /// An operation is over. If the communicator has failed, its flight record is written, once.
+    /// Marks an operation as completed or failed. If the communicator has failed, its flight record is
+    /// written, once.
     #[inline]
     pub fn end<T>(&self, RecordId(number): RecordId, result: Result<T>) -> Result<T> {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number {
             let now = self.clock.now();
-            if slot.has_not_said() {
+            if slot.is_not_timed() {
                 slot.set_begun(now);
             }
             slot.ended.store(now, Ordering::Relaxed);
@@ -267,25 +271,25 @@ impl Recorder {
 
     #[cold]
     fn failed(&self, error: &Error) {
-        if error.is_fatal() && !self.told.swap(true, Ordering::Relaxed) {
+        if error.is_fatal() && !self.reported.swap(true, Ordering::Relaxed) {
             dump::on_event(self, &dump::Reason::Failure(error));
         }
     }
 
-    /// The thread that has this communicator in hand panics.
+    /// Writes the flight record because the thread that holds the communicator panics.
     #[cold]
     pub fn panicked(&self) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+        if !self.reported.swap(true, Ordering::Relaxed) {
             dump::on_event(self, &dump::Reason::Panic);
         }
     }
 
-    /// Records made so far.
+    /// Number of records so far.
     pub(crate) fn made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// What is remembered, oldest first.
+    /// Returns the records in the ring, oldest first.
     pub(crate) fn records(&self) -> Vec<Record> {
         let now = self.clock.moment();
         let scale = Scale::between(self.born, now);
@@ -302,7 +306,7 @@ impl Recorder {
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (head, sequence, count, tag) =
             (get(&slot.head), get(&slot.sequence), get(&slot.count), get(&slot.tag));
-        let began = |word: &AtomicU64| if get(word) == JUST_NOW { now.ticks } else { get(word) };
+        let began = |word: &AtomicU64| if get(word) == NOT_TIMED { now.ticks } else { get(word) };
         let (enqueued, started, ended) = (began(&slot.enqueued), began(&slot.started), get(&slot.ended));
         fence(Ordering::Acquire);
         if slot.number.load(Ordering::Relaxed) != number {
@@ -326,7 +330,7 @@ impl Recorder {
     }
 }
 
-/// Counts on; there is one writer.
+/// Adds to a counter that has one writer.
 #[inline(always)]
 fn next(counter: &AtomicU64, by: u64) -> u64 {
     let value = counter.load(Ordering::Relaxed) + by;

@@ -1,8 +1,7 @@
 //! Flight records on a signal, for a job that hangs.
 //!
-//! A library that took a signal uninvited would break the program that uses it for something else, so this is off
-//! unless `PHALANX_TRACE_SIGNAL` names one. Nothing but a byte in a pipe happens in the handler; a thread does the
-//! writing, and works also while every rank is inside an operation.
+//! Off unless `PHALANX_TRACE_SIGNAL` names a signal, since the program may use signals itself. The handler
+//! only writes a byte to a pipe. A thread writes the files, also while all ranks are inside operations.
 
 use super::dump;
 use super::dump::Reason;
@@ -13,15 +12,15 @@ use crate::types::error::{Error, Result, UsageError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Which signal it is: `USR1` or `USR2`.
+/// Environment variable with the signal: `USR1` or `USR2`.
 const TRACE_SIGNAL: &str = "PHALANX_TRACE_SIGNAL";
 
-/// Whether the thread is there, so that recorders have to be known.
+/// Whether the thread runs, so that recorders must be registered.
 static LISTENING: AtomicBool = AtomicBool::new(false);
 /// Every communicator of this process.
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
-/// Makes a new communicator known.
+/// Registers a new communicator's recorder.
 pub(crate) fn register(recorder: &Arc<Recorder>) {
     if LISTENING.load(Ordering::Relaxed) {
         let mut recorders = lock(&RECORDERS);
@@ -37,7 +36,7 @@ fn write_all() {
     }
 }
 
-/// The signal that the environment names, if it does.
+/// The signal that the environment names, if any.
 pub(crate) fn wanted() -> Result<Option<UserSignal>> {
     let Some(value) = std::env::var_os(TRACE_SIGNAL).filter(|value| !value.is_empty()) else {
         return Ok(None);
@@ -50,10 +49,10 @@ pub(crate) fn wanted() -> Result<Option<UserSignal>> {
     })
 }
 
-/// Listens for that signal.
+/// Starts the thread that writes flight records on the signal, if one is set.
 pub(crate) fn listen() -> Result<()> {
     let Some(signal) = wanted()? else { return Ok(()) };
-    // Once in a process.
+    // One thread per process.
     if LISTENING.swap(true, Ordering::Relaxed) {
         return Ok(());
     }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 const SHORT: Duration = Duration::from_millis(500);
 
 /// Two ranks that are at work, and must not be disturbed.
-fn at_work(patience: Duration) -> (phalanx::internal::store::Server, Rendezvous, Vec<Store>) {
-    let (server, rendezvous) = server(Settings { patience, ..Settings::default() });
+fn at_work(auth_timeout: Duration) -> (phalanx::internal::store::Server, Rendezvous, Vec<Store>) {
+    let (server, rendezvous) = server(Settings { auth_timeout, ..Settings::default() });
     let stores = (0..2).map(|rank| connect(&rendezvous, rank, 2)).collect();
     (server, rendezvous, stores)
 }
@@ -181,7 +181,7 @@ fn a_slow_client_gets_no_more_time_than_a_silent_one() {
 
 #[test]
 fn too_many_connections_do_not_keep_a_rank_out() {
-    let (_server, rendezvous) = server(Settings { patience: PATIENCE, ..Settings::default() });
+    let (_server, rendezvous) = server(Settings { auth_timeout: PATIENCE, ..Settings::default() });
     let mut crowd: Vec<TcpStream> =
         (0..200).map(|_| TcpStream::connect(&rendezvous.address).unwrap()).collect();
     let stores = [connect(&rendezvous, 0, 2), connect(&rendezvous, 1, 2)];

@@ -1,6 +1,7 @@
 //! Fills buffers with the inputs of a call, and counts the wrong elements after it.
 //!
-//! Every element is compared. Before the call every expected element is made wrong, so that a call that does nothing fails.
+//! Every element is compared. Before the call every expected element is made wrong, so that a call that does
+//! nothing fails.
 
 use super::flow::{Content, Segment, clip};
 use super::pattern::{self, SLOTS, mix};
@@ -10,8 +11,8 @@ use phalanx::DType;
 
 /// The contents of a rank's buffers, of whatever element type.
 ///
-/// Each method works on a piece of a buffer, as bytes; `start` is the index of its first element. `call` is a number that
-/// is the same on all ranks and different for every call.
+/// Each method works on a piece of a buffer, as bytes; `start` is the index of its first element. `call` is a
+/// number that is the same on all ranks and different for every call.
 pub trait Patterns {
     /// Writes the contents of the segments.
     fn fill(&self, piece: &mut [u8], start: usize, segments: &[Segment], call: u64);
@@ -120,8 +121,8 @@ impl<T: Value> Table<T> {
     }
 }
 
-/// Steps that a mean may be off. NCCL multiplies by 1/ranks before it adds up: unless that is a power of two, every
-/// product and partial sum may be rounded.
+/// Steps that a mean may be off. NCCL multiplies by 1/ranks before it adds up: unless that is a power of two,
+/// every product and partial sum may be rounded.
 fn mean_tolerance<T: Value>(ranks: usize) -> u64 {
     match T::MEAN_TOLERANCE {
         exact if !T::FLOAT || ranks.is_power_of_two() => exact,

@@ -2,7 +2,7 @@
 //!
 //! This is the meaning of the operations, written apart from the calls so that it can contradict them.
 
-use crate::perf::layout::{Layout, weighted_counts, weighted_counts_to};
+use crate::perf::layout::{BufferLengths, weighted_counts, weighted_counts_to};
 use crate::perf::operation::{Operation, Place};
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ pub fn clip(segments: &[Segment], window: &Range<usize>) -> Vec<Segment> {
 pub struct Flow {
     pub operation: Operation,
     pub place: Place,
-    pub layout: Layout,
+    pub layout: BufferLengths,
     pub rank: usize,
     pub ranks: usize,
     pub root: usize,
@@ -83,7 +83,8 @@ impl Flow {
         }
     }
 
-    /// The expected output: the receive buffer or, in place, the parts of the one buffer that the operation defines.
+    /// The expected output: the receive buffer or, in place, the parts of the one buffer that the operation
+    /// defines.
     pub fn outputs(&self) -> Vec<Segment> {
         let (rank, ranks, block) = (self.rank, self.ranks, self.layout.count);
         let in_place = self.place == Place::InPlace;
@@ -162,7 +163,7 @@ mod tests {
     use clap::ValueEnum;
 
     fn flow(operation: Operation, place: Place, rank: usize, ranks: usize, root: usize) -> Flow {
-        let layout = Layout::new(operation, 960, 4, ranks).unwrap();
+        let layout = BufferLengths::new(operation, 960, 4, ranks).unwrap();
         Flow { operation, place, layout, rank, ranks, root }
     }
 

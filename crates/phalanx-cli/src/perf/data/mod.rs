@@ -1,7 +1,7 @@
 //! The data of the check: the ranks' inputs and the expected results.
 //!
-//! Inputs are small whole numbers, chosen so that every result is exact in its type, in whatever order it is reduced. A
-//! wrong bit is therefore an error and no matter of rounding.
+//! Inputs are small whole numbers, chosen so that every result is exact in its type, in whatever order it is
+//! reduced. A wrong bit is therefore an error and no matter of rounding.
 
 mod check;
 mod flow;

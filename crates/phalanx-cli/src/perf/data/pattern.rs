@@ -1,7 +1,7 @@
 //! The numbers that ranks contribute, and their reductions.
 //!
-//! There are 256 combinations of contributions, the slots, so that the expected results fit in a small table. A hash of
-//! an element's index picks its slot, so that data in the wrong place is wrong.
+//! There are 256 combinations of contributions, the slots, so that the expected results fit in a small table.
+//! A hash of an element's index picks its slot, so that data in the wrong place is wrong.
 
 use super::value::{Exact, Numbers};
 use crate::perf::reduction::RedOp;
@@ -15,8 +15,8 @@ pub fn mix(number: u64) -> u64 {
     (number ^ number >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// The slot of the element with this index. The salt is the same on all ranks and differs between calls, so that results
-/// of an earlier call are wrong.
+/// The slot of the element with this index. The salt is the same on all ranks and differs between calls, so
+/// that results of an earlier call are wrong.
 pub fn slot(index: usize, salt: u64) -> usize {
     (mix(index as u64 ^ salt) >> 56) as usize
 }
@@ -25,7 +25,8 @@ pub fn slot(index: usize, salt: u64) -> usize {
 pub fn contribution(numbers: Numbers, op: RedOp, ranks: usize, rank: usize, slot: usize) -> i64 {
     let Numbers { exact, signed, float } = numbers;
     match op {
-        // A mean may be a sum of rounded quotients. Where they cancel out, it is off by more than a few steps.
+        // A mean may be a sum of rounded quotients. Where they cancel out, it is off by more than a few
+        // steps.
         RedOp::Avg if float => summand(exact, signed, Signs::Alike, ranks, rank, slot),
         RedOp::Sum | RedOp::Avg => summand(exact, signed, Signs::Mixed, ranks, rank, slot),
         // Factors are at most 2.
@@ -85,8 +86,8 @@ fn summand(limit: i64, signed: bool, signs: Signs, ranks: usize, rank: usize, sl
     if signed && slot % 2 == 1 { -share } else { share }
 }
 
-/// Factors of which one is 3, at most five are 2, and the others are 1. The product is at most 96, with two binary digits
-/// that are not 0: exact in every type.
+/// Factors of which one is 3, at most five are 2, and the others are 1. The product is at most 96, with two
+/// binary digits that are not 0: exact in every type.
 fn factor(signed: bool, ranks: usize, rank: usize, slot: usize) -> i64 {
     let position = (rank + slot) % ranks;
     let twos = slot / 3 % 6;

@@ -14,8 +14,8 @@ pub trait Value: Element {
     const FLOAT: bool;
     /// The three together.
     const NUMBERS: Numbers = Numbers { exact: Self::EXACT, signed: Self::SIGNED, float: Self::FLOAT };
-    /// The distance of a mean from the exact one that is tolerated, in steps between neighbouring values. Types of 8 bits
-    /// have so few values that two steps would let nearly anything pass.
+    /// The distance of a mean from the exact one that is tolerated, in steps between neighbouring values.
+    /// Types of 8 bits have so few values that two steps would let nearly anything pass.
     const MEAN_TOLERANCE: u64;
 
     /// The value of a whole number, which must be exact.
@@ -64,7 +64,8 @@ pub fn elements<T: Value>(bytes: &[u8]) -> &[T] {
 
 /// Bytes as elements to write. They must be aligned and whole elements.
 pub fn elements_mut<T: Value>(bytes: &mut [u8]) -> &mut [T] {
-    // SAFETY: all bit patterns of an element are valid, and it has no padding: its bytes are initialised, too.
+    // SAFETY: all bit patterns of an element are valid, and it has no padding: its bytes are initialised,
+    // too.
     let (before, elements, after) = unsafe { bytes.align_to_mut() };
     assert!(before.is_empty() && after.is_empty());
     elements

@@ -1,7 +1,7 @@
 //! The report as JSON, which `--compare` reads.
 //!
-//! A regular file is replaced as a whole after every row, so that it is complete at any time; without a row it is left
-//! alone. Anything else (a pipe, `/dev/stdout`) gets the report once, at the end.
+//! A regular file is replaced as a whole after every row, so that it is complete at any time; without a row
+//! it is left alone. Anything else (a pipe, `/dev/stdout`) gets the report once, at the end.
 
 use super::{Exporter, check_writable};
 use crate::perf::report::Report;

@@ -1,5 +1,5 @@
-//! The report as a table. The first columns are those of the reference benchmark, so that programs that read its output
-//! read this one.
+//! The report as a table. The first columns are those of the reference benchmark, so that programs that read
+//! its output read this one.
 //!
 //! Lines that start with # describe the run and sum it up.
 

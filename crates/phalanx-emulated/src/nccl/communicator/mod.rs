@@ -186,15 +186,15 @@ impl Drop for Freeing {
     }
 }
 
-/// Checks at the process's exit that all communicators have ended. As NCCL's destructors, which are registered when it is
-/// loaded, the check runs after everything that the program registers later.
+/// Checks at the process's exit that all communicators have ended. As NCCL's destructors, which are
+/// registered when it is loaded, the check runs after everything that the program registers later.
 fn check_at_exit() {
     extern "C" fn check() {
         if let Some(communicator) = COMMUNICATORS.live().first() {
             violation("exit", format!("rank {}'s communicator was not ended", communicator.rank));
         }
         if FREEING.load(Ordering::Acquire) > 0 {
-            violation("exit", "a thread frees a communicator");
+            violation("exit", "a thread is still freeing a communicator");
         }
     }
     static ONCE: Once = Once::new();
@@ -262,7 +262,8 @@ impl Communicator {
         self.peers.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Enables access to the devices of peers in this process, as NCCL does at the first operation. The error is CUDA's.
+    /// Enables access to the devices of peers in this process, as NCCL does at the first operation. The error
+    /// is CUDA's.
     pub fn reach_peers(&self) -> Answer {
         let devices = &settings().devices;
         let neighbours = self.peers().iter().filter(|peer| peer.address == *endpoint::address());
@@ -330,7 +331,7 @@ impl Communicator {
         }
         match (need, state.phase) {
             (Need::Ready, Phase::Ready) | (Need::Idle | Need::End | Need::Any, _) => Ok(()),
-            (Need::Ready, Phase::Finalized) => violation(function, "the communicator was finalized"),
+            (Need::Ready, Phase::Finalized) => violation(function, "the communicator was already finalized"),
             (Need::Ready, phase) => {
                 Err(fail(INVALID_USAGE, format!("{function} : the communicator is {phase:?}")))
             }

@@ -42,7 +42,7 @@ fn check(function: &str, config: In<Config>) -> Answer {
     let right = if config.version >= 23200 { 72 } else { 64 };
     if config.version > settings().nccl_version || config.version < 23100 || config.size != right {
         let (size, version) = (config.size, config.version);
-        violation(function, format!("settings of version {version} and {size} bytes"));
+        violation(function, format!("no settings have version {version} and {size} bytes"));
     }
     let ranges = [
         ("minCTAs", config.min_ctas, 1..=c_int::MAX),

@@ -1,7 +1,7 @@
 //! How new communicators are derived from others: split, shrink, grow.
 //!
-//! The handle of a new communicator is written when it is ready: of a non-blocking one by another thread, while the
-//! caller polls the parent.
+//! The handle of a new communicator is written when it is ready: of a non-blocking one by another thread,
+//! while the caller polls the parent.
 
 use super::init::{begin, connect, device_for_init};
 use crate::base::call::{Answer, Code};

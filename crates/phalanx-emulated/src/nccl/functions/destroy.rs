@@ -66,8 +66,8 @@ fn quiesce(communicator: &Communicator, finalizing: bool) -> Result<(), Stopped>
     Ok(())
 }
 
-/// The communicator of a call that ends it. If the end waits for all ranks, other calls on the device are allowed
-/// meanwhile: two threads that end two communicators in different orders would wait for each other.
+/// The communicator of a call that ends it. If the end waits for all ranks, other calls on the device are
+/// allowed meanwhile: two threads that end two communicators in different orders would wait for each other.
 fn find_to_end(function: &'static str, comm: Handle, need: Need) -> Result<Arc<Communicator>, Code> {
     if is_since(FINALIZE_WAITS_FOR_ALL) {
         return find(function, comm, need);
@@ -129,7 +129,8 @@ nccl! {
         if comm == 0 {
             return Ok(());
         }
-        // Other threads' calls on the device are violations until the return, also after the handle has ended.
+        // Other threads' calls on the device are violations until the return, also after the handle has
+        // ended.
         let _call = (!is_since(FINALIZE_WAITS_FOR_ALL)).then(|| enter(FUNCTION, comm, Need::End)).transpose()?;
         let communicator = find_to_end(FUNCTION, comm, Need::End)?;
         if !communicator.state().windows.is_empty() {

@@ -1,7 +1,7 @@
 //! The host's part of the device API: device communicators, teams, and addresses of peers' windows.
 //!
-//! All ranks are on one host and reach each other's memory. There is no multicast, no network and no logical endpoint,
-//! and no kernel runs here that would use a device communicator.
+//! All ranks are on one host and reach each other's memory. There is no multicast, no network and no logical
+//! endpoint, and no kernel runs here that would use a device communicator.
 
 use super::device_layout::{
     COMM, PROPERTIES, RESOURCE, RUNTIME_SIZE, Resource, Team, check_header, of_version, offsets, read,
@@ -128,7 +128,7 @@ nccl! {
         let (window, _) = offsets();
         let handle = device.at(window).cast::<Handle>().get().expect("not null");
         if !call.state().device_comms.remove(&handle) {
-            violation(FUNCTION, "this is no device communicator of the communicator, or no longer one");
+            violation(FUNCTION, "this device communicator does not belong to the communicator, or was destroyed");
         }
         Ok(())
     }

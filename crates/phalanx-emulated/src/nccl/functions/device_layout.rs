@@ -17,7 +17,8 @@ pub struct Team {
     pub stride: c_int,
 }
 
-/// The fields of `ncclDevCommRequirements_t` in 2.28.7. Later releases put a header before them and fields behind.
+/// The fields of `ncclDevCommRequirements_t` in 2.28.7. Later releases put a header before them and fields
+/// behind.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Requirements {
@@ -83,8 +84,8 @@ pub fn of_version(sizes: &Since, version: c_int) -> usize {
     sizes.iter().rev().find(|(since, _)| *since <= version).map_or(0, |(_, size)| *size)
 }
 
-/// The version of a structure with a header. A size that does not fit the version, which the library cannot notice, is a
-/// violation.
+/// The version of a structure with a header. A size that does not fit the version, which the library cannot
+/// notice, is a violation.
 pub fn check_header(function: &str, header: In<u8>, sizes: &Since) -> Result<c_int, Code> {
     let bytes = header.slice(16);
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));

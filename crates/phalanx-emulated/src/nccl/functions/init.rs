@@ -24,14 +24,15 @@ fn ranks(function: &str, rank: c_int, ranks: c_int) -> Result<(u32, u32), Code> 
     Ok((rank as u32, ranks as u32))
 }
 
-/// The device of a new communicator: the current one. The driver is initialised, and a capture on the device is a violation.
+/// The device of a new communicator: the current one. The driver is initialised, and a capture on the device
+/// is a violation.
 pub fn device_for_init(function: &str) -> Result<usize, Code> {
     check_fork(function);
     device::initialize().map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("Cuda failure {code}")))?;
     let device = context::runtime_device();
     context::runtime_ensure(device);
     if capture::any_in(context::runtime_context(device).handle) {
-        violation(function, "a communicator must not begin while a stream of its device is captured");
+        violation(function, "a communicator is created while a stream of its device is captured");
     }
     Ok(device)
 }
@@ -133,7 +134,7 @@ nccl! {
         for (number, id) in ids.iter().enumerate() {
             let own = record(id.parts())?;
             if ids[..number].iter().any(|other| other.parts().is_ok_and(|other| other == own)) {
-                violation(FUNCTION, "unique ids are different ones");
+                violation(FUNCTION, "the same unique id was passed twice");
             }
         }
         // All ranks join at the first id. In NCCL the others spread the load.

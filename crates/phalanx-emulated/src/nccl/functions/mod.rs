@@ -1,4 +1,5 @@
-//! The exported functions of NCCL and RCCL, except those of groups (`../group.rs`) and of errors (`../result.rs`).
+//! The exported functions of NCCL and RCCL, except those of groups (`../group.rs`) and of errors
+//! (`../result.rs`).
 //!
 //! | File | What it has |
 //! |---|---|

@@ -48,7 +48,7 @@ nccl! {
     fn ncclCommDeregister(comm: Handle, handle: Handle) {
         let call = enter(FUNCTION, comm, Need::Idle)?;
         if handle != 0 && !call.state().registrations.remove(handle) {
-            violation(FUNCTION, format!("the registration {handle:#x} is none of this communicator"));
+            violation(FUNCTION, format!("the registration {handle:#x} does not belong to this communicator"));
         }
         Ok(())
     }

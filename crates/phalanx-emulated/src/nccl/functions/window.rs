@@ -33,7 +33,7 @@ fn register(
         ));
     }
     if capture::any_in(context::runtime_context(call.device).handle) {
-        violation(function, "no window may be registered while a stream of its device is captured");
+        violation(function, "a window is registered while a stream of its device is captured");
     }
     let range = Range::given(function, "the buffer", address, size);
     let is_fit = memory::find(address).is_some_and(|allocation| allocation.kind == Kind::Nccl)
@@ -76,7 +76,7 @@ nccl! {
             return Ok(());
         }
         let Some(known) = call.state().windows.remove(window) else {
-            violation(FUNCTION, format!("the window {window:#x} is none of this communicator"));
+            violation(FUNCTION, format!("the window {window:#x} does not belong to this communicator"));
         };
         call.mailbox.close_window(known.number);
         Ok(())

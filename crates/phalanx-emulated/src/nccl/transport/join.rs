@@ -47,8 +47,8 @@ impl UniqueId {
     }
 }
 
-/// Waits until all ranks of an id have arrived and returns where they are, or the code of an error. `stop` ends the
-/// wait.
+/// Waits until all ranks of an id have arrived and returns where they are, or the code of an error. `stop`
+/// ends the wait.
 pub fn join(
     function: &str,
     id: &UniqueId,

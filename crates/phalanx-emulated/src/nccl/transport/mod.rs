@@ -1,8 +1,9 @@
 //! Messages between ranks, in one process or in several: the same way for all.
 //!
-//! Each process listens at an abstract Unix socket. A process connects once to each process that it sends to. A thread
-//! for each connection puts arriving messages into the mailboxes of the ranks. Sending never waits. The ranks of a
-//! communicator first go to the process that made their unique id (the root), which tells them the addresses of all.
+//! Each process listens at an abstract Unix socket. A process connects once to each process that it sends to.
+//! A thread for each connection puts arriving messages into the mailboxes of the ranks. Sending never waits.
+//! The ranks of a communicator first go to the process that made their unique id (the root), which tells them
+//! the addresses of all.
 //!
 //! From the top down, each file uses files further down only:
 //!

@@ -109,8 +109,8 @@ impl Act {
     }
 }
 
-/// A collective with a result that the backend promises. NCCL's order of summation is its own, and so is how integers
-/// are averaged.
+/// A collective with a result that the backend promises. NCCL's order of summation is its own, and so is how
+/// integers are averaged.
 fn step(random: &mut Random, longest: usize, backend: Backend) -> program::Step {
     use DType::{I8, I32, I64, U8, U32, U64};
     const EXACT: [DType; 6] = [I8, U8, I32, U32, I64, U64];

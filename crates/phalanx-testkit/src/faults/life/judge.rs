@@ -1,4 +1,5 @@
-//! What must come of it: one verdict on all survivors, that names the right rank, in time; and nothing left behind.
+//! What must come of it: one verdict on all survivors, that names the right rank, in time; and nothing left
+//! behind.
 
 use super::{GRACE, NOTICED, Plan, Way};
 use crate::fault::Fault;
@@ -143,7 +144,8 @@ fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     in_time(fields, if plan.way.comes_back() { plan.timeout() + GRACE } else { NOTICED })
 }
 
-/// The first step that may fail. On a GPU, the one before may not be complete on a rank when another has completed it.
+/// The first step that may fail. On a GPU, the one before may not be complete on a rank when another has
+/// completed it.
 fn first_step(plan: &Plan) -> u64 {
     let at = plan.at.unwrap_or(0) as u64;
     if plan.backend == Backend::Nccl { at.saturating_sub(1) } else { at }

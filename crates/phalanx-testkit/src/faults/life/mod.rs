@@ -1,9 +1,10 @@
-//! Lives with a fault in them: ranks that do a random program, and one that goes in some way at a random moment.
+//! Lives with a fault in them: ranks that do a random program, and one that goes in some way at a random
+//! moment.
 //!
-//! A [`Plan`] follows from a seed, so that every rank knows it and a run can be done again. The rank that something
-//! happens to does it to itself, before a step of the program or at any moment during it; the others must get one
-//! verdict that names it, in time, with right data in everything that succeeded before, go on without it, and leave
-//! nothing behind.
+//! A [`Plan`] follows from a seed, so that every rank knows it and a run can be done again. The rank that
+//! something happens to does it to itself, before a step of the program or at any moment during it; the
+//! others must get one verdict that names it, in time, with right data in everything that succeeded before,
+//! go on without it, and leave nothing behind.
 
 //!
 //! On MPI it is the job that ends, and what is left on standard error that must name who it was: `mpi.rs`.

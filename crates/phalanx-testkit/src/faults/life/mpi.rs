@@ -1,6 +1,6 @@
-//! Lives of MPI's ranks. A wait of MPI cannot be taken back, so the job ends: by its launcher when a rank's process ends, by
-//! phalanx when a deadline passes. What must be true then: it ends in time, what is written names the rank and the
-//! operation, what had succeeded was right, and no process is left.
+//! Lives of MPI's ranks. A wait of MPI cannot be taken back, so the job ends: by its launcher when a rank's
+//! process ends, by phalanx when a deadline passes. What must be true then: it ends in time, what is written
+//! names the rank and the operation, what had succeeded was right, and no process is left.
 
 use super::{Case, GRACE, PATIENCE, Plan, TIMEOUT, Way, rank};
 use crate::faults::Backend;
@@ -49,7 +49,8 @@ fn job(installation: &Installation, plan: &Plan) -> Result<(), String> {
 
 fn judge(plan: &Plan, ended: &Ended) -> Result<(), String> {
     let Some(status) = ended.status else {
-        // Open MPI 4.1's mpirun now and then does not come back from an MPI_Abort while a rank is in MPI_Finalize.
+        // Open MPI 4.1's mpirun now and then does not come back from an MPI_Abort while a rank is in
+        // MPI_Finalize.
         let known = plan.way == Way::Leave && ended.launcher_alone;
         return if known { Ok(()) } else { Err("the job was still there at its deadline".into()) };
     };
@@ -66,8 +67,8 @@ fn judge(plan: &Plan, ended: &Ended) -> Result<(), String> {
     }
     let (victim, since) = ended.mark.ok_or("nothing has happened to the victim")?;
     match plan.way {
-        // By the launcher. Hydra names any of the processes that it has ended itself, and who is no rank of MPI's yet has no
-        // name at all.
+        // By the launcher. Hydra names any of the processes that it has ended itself, and who is no rank of
+        // MPI's yet has no name at all.
         Way::Kill => {
             let names = [format!("rank {}", plan.victim), victim.to_string(), "EXIT CODE: 9".into()];
             let early = plan.at.is_none() && ended.output.contains("non-zero");

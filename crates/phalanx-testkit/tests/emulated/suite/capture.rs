@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUresult, CUstreamCapt
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError};
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("communicators/in_progress", in_progress),

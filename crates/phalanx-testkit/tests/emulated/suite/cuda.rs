@@ -6,7 +6,7 @@ use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -9,7 +9,7 @@ use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, describe, phase};
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError};
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[

@@ -127,8 +127,8 @@ impl Case<'_> {
         }
     }
 
-    /// Calls an operation out of place, and in place with the send buffer at a block of the receive buffer or the
-    /// other way round.
+    /// Calls an operation out of place, and in place with the send buffer at a block of the receive buffer or
+    /// the other way round.
     fn check<T: Number>(
         &self,
         what: &str,

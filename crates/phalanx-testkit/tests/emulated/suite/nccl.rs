@@ -1,4 +1,5 @@
-//! NCCL's functions, as the tests call them: found by name in the library, with handles and addresses as numbers.
+//! NCCL's functions, as the tests call them: found by name in the library, with handles and addresses as
+//! numbers.
 
 use std::ffi::{CStr, c_int};
 use std::sync::OnceLock;

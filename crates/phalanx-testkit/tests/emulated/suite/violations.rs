@@ -6,7 +6,7 @@ use super::world::{Rank, at, begun, threads, unique_id};
 use cudarc::driver::CudaSlice;
 use libtest_mimic::Trial;
 use phalanx_testkit::Scenario;
-use phalanx_testkit::scenario::{Context, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::sync::Barrier;
 use std::time::Duration;
 

@@ -91,8 +91,8 @@ pub fn at<T>(slice: &CudaSlice<T>) -> u64 {
     slice.device_ptr(slice.stream()).0
 }
 
-/// Runs a part for each rank, as threads of this process. A part that fails ends the process, since the others would
-/// wait for it.
+/// Runs a part for each rank, as threads of this process. A part that fails ends the process, since the
+/// others would wait for it.
 pub fn threads<T: Send>(
     ranks: usize,
     part: impl Fn(usize) -> Result<T, String> + Sync,

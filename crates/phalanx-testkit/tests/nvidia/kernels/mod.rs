@@ -1,8 +1,10 @@
-//! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU; and launched, where there is one.
+//! Kernels compiled and linked by the real NVRTC and nvJitLink, which need no GPU; and launched, where there
+//! is one.
 //!
-//! The libraries and headers are those of a Python environment that `PHALANX_TEST_CUDA` names, with the packages that
-//! `.ci/run` installs, and, of NCCL, those that `PHALANX_TEST_NCCL` names. Without it the trials are ignored; on a CI machine that is a failure. Each trial is a process of
-//! its own, since a library stays loaded and the environment says where libraries are.
+//! The libraries and headers are those of a Python environment that `PHALANX_TEST_CUDA` names, with the
+//! packages that `.ci/run` installs, and, of NCCL, those that `PHALANX_TEST_NCCL` names. Without it the
+//! trials are ignored; on a CI machine that is a failure. Each trial is a process of its own, since a library
+//! stays loaded and the environment says where libraries are.
 
 mod gpu;
 mod trials;

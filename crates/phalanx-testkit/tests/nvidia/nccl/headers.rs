@@ -1,5 +1,5 @@
-//! The bindings against a header: a program, compiled with it, prints what it says of every item; the same list
-//! is made of the bindings. `nccl.h` is C; the device API's headers are C++, in all releases but a few.
+//! The bindings against a header: a program, compiled with it, prints what it says of every item; the same
+//! list is made of the bindings. `nccl.h` is C; the device API's headers are C++, in all releases but a few.
 
 use super::release::Release;
 use phalanx_sys::nccl::*;
@@ -11,7 +11,8 @@ use std::process::Command;
 /// An item of the header: a C expression, and what it is in the bindings.
 type Item = (String, i64);
 
-/// What the C program needs beside `nccl.h`: the headers that it includes, and the types that it takes from them.
+/// What the C program needs beside `nccl.h`: the headers that it includes, and the types that it takes from
+/// them.
 const CUDA_HEADERS: [(&str, &str); 3] = [
     ("cuda_runtime.h", "typedef struct CUstream_st *cudaStream_t; typedef struct CUevent_st *cudaEvent_t;\n"),
     // Older headers name bf16 only where CUDA has it.
@@ -36,7 +37,8 @@ const UNBOUND: [&str; 12] = [
     "ncclResetDebugInit",
 ];
 
-/// Functions of the device API's headers that the library does not have: two are Windows', one is declared only.
+/// Functions of the device API's headers that the library does not have: two are Windows', one is declared
+/// only.
 const UNBOUND_OF_DEVICES: [&str; 3] =
     ["ncclGinOutboxCreateRequirement", "ncclGinInboxA2ACreateRequirement", "ncclCftBarrierCreateRequirement"];
 

@@ -1,7 +1,7 @@
 //! NVIDIA's own NCCL, as the wheels have it: our bindings against its headers, and its library without a GPU.
 //!
-//! `PHALANX_TEST_NCCL` names the folders of unpacked wheels, separated as in `PATH`; `.ci/run` installs the oldest
-//! and the newest release that phalanx supports.
+//! `PHALANX_TEST_NCCL` names the folders of unpacked wheels, separated as in `PATH`; `.ci/run` installs the
+//! oldest and the newest release that phalanx supports.
 
 mod headers;
 mod library;

@@ -11,7 +11,8 @@ use std::ffi::{c_int, c_void};
 pub(crate) struct Accumulated {
     /// Bytes of an accumulator.
     pub size: usize,
-    /// `target[i]` is the accumulator of `source[i]`, multiplied by the factor (its bits) if the reduction has one.
+    /// `target[i]` is the accumulator of `source[i]`, multiplied by the factor (its bits) if the reduction
+    /// has one.
     ///
     /// # Safety
     /// `count` elements can be read, and as many accumulators written; they do not overlap.

@@ -165,8 +165,8 @@ impl MpiComm {
             };
         }
         use Operation::*;
-        // SAFETY: the pointers and counts are those of the operation's table, which is MPI's too; buffers that MPI does
-        // not use on this rank are not looked at. The rest is the caller's contract.
+        // SAFETY: the pointers and counts are those of the operation's table, which is MPI's too; buffers
+        // that MPI does not use on this rank are not looked at. The rest is the caller's contract.
         unsafe {
             match operation {
                 AllReduce => {
@@ -384,8 +384,8 @@ impl MpiComm {
                 }
             }
             _ => {
-                // In place, MPI would put the result at the buffer's start and overwrite the other blocks. That of an empty block is
-                // apart, too: MPICH takes no two buffers that begin at one address.
+                // In place, MPI would put the result at the buffer's start and overwrite the other blocks.
+                // That of an empty block is apart, too: MPICH takes no two buffers that begin at one address.
                 let all = total(call.blocks, self.ranks) * size;
                 if (send.addr()..send.addr() + all).contains(&recv.addr()) {
                     let result = scratch.bytes(own * size);

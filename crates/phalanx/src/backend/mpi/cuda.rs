@@ -1,7 +1,7 @@
 //! CUDA memory: passed to a CUDA-aware MPI, or staged through host memory.
 //!
-//! A buffer's stream is idle before MPI gets the buffer, and its context is current. MPI gets device memory in
-//! messages, and in blocking calls in which only MPI touches it. All else is staged through host memory:
+//! A buffer's stream is idle before MPI gets the buffer, and its context is current. MPI gets device memory
+//! in messages, and in blocking calls in which only MPI touches it. All else is staged through host memory:
 //! - reductions by our own operations and accumulators, which run on the host,
 //! - non-blocking collectives, since some CUDA-aware MPIs (Open MPI) reject device memory there,
 //! - the calls that `cuda_support.rs` excludes (Intel MPI).
@@ -205,8 +205,8 @@ pub(crate) unsafe fn upload(bytes: &[u8], target: *mut u8) -> Result<()> {
     settle_copies()
 }
 
-/// Waits until copies to a GPU have arrived. A "synchronous" copy may return while data is still on its way on the
-/// default stream, for which the buffer's stream does not wait. Intel MPI copies in this way, too.
+/// Waits until copies to a GPU have arrived. A "synchronous" copy may return while data is still on its way
+/// on the default stream, for which the buffer's stream does not wait. Intel MPI copies in this way, too.
 pub(crate) fn settle_copies() -> Result<()> {
     // SAFETY: null is the default stream of the context, which is current.
     Ok(unsafe { result::stream::synchronize(std::ptr::null_mut()) }?)

@@ -19,8 +19,8 @@ pub(crate) fn from_environment() -> Result<Option<bool>> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CudaSupport {
     AllCalls,
-    /// All but reductions and `MPI_Imrecv` (Intel MPI 2021.18). In reductions it asks for IPC handles, which memory
-    /// of a pool (cudarc's default) does not have; `MPI_Imrecv` copies with the host's instructions.
+    /// All but reductions and `MPI_Imrecv` (Intel MPI 2021.18). In reductions it asks for IPC handles, which
+    /// memory of a pool (cudarc's default) does not have; `MPI_Imrecv` copies with the host's instructions.
     WithoutReductions,
 }
 

@@ -1,11 +1,13 @@
 //! Collectives larger than one MPI call: cut into several calls, or made of messages.
 //!
-//! MPI's counts are C `int`s, and Open MPI lacks the functions with larger ones. So a buffer is cut into parts:
+//! MPI's counts are C `int`s, and Open MPI lacks the functions with larger ones. So a buffer is cut into
+//! parts:
 //! - a gathering becomes a broadcast of each block,
 //! - a scattered reduction becomes a reduction of each block,
 //! - an exchange between all pairs becomes messages.
 //!
-//! all_to_all_v is always made of messages, as in MPI libraries: only the two ends of a block know its length.
+//! all_to_all_v is always made of messages, as in MPI libraries: only the two ends of a block know its
+//! length.
 
 use super::collective::{Scratch, is_nothing};
 use super::{MpiComm, MpiFailure, total};
@@ -143,8 +145,8 @@ impl MpiComm {
     /// Posts the messages of which a gather, scatter or all_to_all is made.
     ///
     /// # Safety
-    /// As for [`Backend::collective`](crate::contract::Backend::collective), until all messages are complete; so long the
-    /// scratch memory, too, is left alone.
+    /// As for [`Backend::collective`](crate::contract::Backend::collective), until all messages are complete;
+    /// so long the scratch memory, too, is left alone.
     pub(crate) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<OperationId> {
         use Operation::*;
         let size = call.dtype.size();
@@ -196,8 +198,8 @@ impl MpiComm {
     /// Posts messages for all parts. A rank's block for itself is copied, by MPI if the memory is a GPU's.
     ///
     /// # Safety
-    /// The parts can be read and written until the messages are complete; one that this rank gives itself is where it
-    /// belongs or apart from it.
+    /// The parts can be read and written until the messages are complete; one that this rank gives itself is
+    /// where it belongs or apart from it.
     unsafe fn exchange(
         &self,
         sends: &[PeerBlock<*const u8>],

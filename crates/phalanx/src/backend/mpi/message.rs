@@ -1,8 +1,9 @@
 //! Sends and receives: MPI's non-blocking calls, polled until they are complete.
 //!
-//! A receive is not posted to MPI. Its message is probed for and then received, since Open MPI writes past the end of
-//! the buffer when a message is longer than its receive. So a length mismatch is only an error, and a receive without
-//! a message can be given up. A buffer that MPI uses cannot: a wait ends when MPI has released it, or with the job.
+//! A receive is not posted to MPI. Its message is probed for and then received, since Open MPI writes past
+//! the end of the buffer when a message is longer than its receive. So a length mismatch is only an error,
+//! and a receive without a message can be given up. A buffer that MPI uses cannot: a wait ends when MPI has
+//! released it, or with the job.
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -201,8 +202,8 @@ impl MpiComm {
         under_way
     }
 
-    /// Takes a message's outcome if it is complete, or if the communicator has failed and MPI does not use its
-    /// buffer.
+    /// Takes a message's outcome if it is complete, or if the communicator has failed and MPI does not use
+    /// its buffer.
     pub(crate) fn take_if_done(&self, id: OperationId) -> Option<Result<()>> {
         let mut messages = lock(&self.messages);
         self.advance(&mut messages, id.0);
@@ -345,8 +346,8 @@ impl MpiComm {
         };
         receive.complete = !is_right || len == missing;
         let mut request = Handle::ZERO;
-        // SAFETY: the target has room for the message: the rest of the buffer, by the contract of `Backend::post`, or
-        // memory that lives as long as the request.
+        // SAFETY: the target has room for the message: the rest of the buffer, by the contract of
+        // `Backend::post`, or memory that lives as long as the request.
         check("MPI_Imrecv", unsafe {
             let (target, byte) = (target.cast(), mpi.constants.byte);
             (mpi.functions.imrecv)(target, len as c_int, byte, &raw mut message, &raw mut request)

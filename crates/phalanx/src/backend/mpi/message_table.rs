@@ -49,8 +49,8 @@ pub(crate) struct PartialReceive {
     pub piece: Option<(Handle, usize)>,
     /// Whether the last piece was matched.
     pub complete: bool,
-    /// Memory for a piece that cannot go to the buffer: one of a wrong length, received so that its sender completes,
-    /// or one for CUDA memory that MPI does not write to.
+    /// Memory for a piece that cannot go to the buffer: one of a wrong length, received so that its sender
+    /// completes, or one for CUDA memory that MPI does not write to.
     pub aside: Vec<u8>,
 }
 

@@ -14,10 +14,10 @@
 //! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
 //! # Deadlines
-//! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling the
-//! non-blocking calls costs up to three times the time. MPI cannot cancel a call of either form, and may still write
-//! into its buffers. So when a deadline passes, the rank reports the operation it waited in and ends the job with
-//! `MPI_Abort`. A thread watches the deadlines of blocking calls.
+//! Plain collectives are MPI's blocking calls, unless collectives are started on the communicator: polling
+//! the non-blocking calls costs up to three times the time. MPI cannot cancel a call of either form, and may
+//! still write into its buffers. So when a deadline passes, the rank reports the operation it waited in and
+//! ends the job with `MPI_Abort`. A thread watches the deadlines of blocking calls.
 
 mod accumulate;
 mod collective;
@@ -94,8 +94,8 @@ pub(crate) struct MpiComm {
     scratch: UnsafeCell<Scratch>,
 }
 
-// SAFETY: `scratch` is the only part that is not `Sync` by itself; the contract of `Backend::collective` says that one
-// thread at a time uses it.
+// SAFETY: `scratch` is the only part that is not `Sync` by itself; the contract of `Backend::collective` says
+// that one thread at a time uses it.
 unsafe impl Sync for MpiComm {}
 
 impl MpiComm {
@@ -231,8 +231,8 @@ impl MpiComm {
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
-    /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank and the
-    /// key the position among the members.
+    /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
+    /// and the key the position among the members.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
         let all = self.tell_all([color.map_or(-1, i64::from), key])?;
         let own = all[self.rank][0];

@@ -1,16 +1,16 @@
 //! Started collectives: MPI's non-blocking calls, advanced whenever a rank tests or waits.
 //!
 //! # One form
-//! MPI matches a non-blocking call only with non-blocking ones, and a rank inside a blocking call learns of nothing
-//! else. So from the first started collective on a communicator, plain collectives use the non-blocking form too; all
-//! ranks switch at the same call. In checked mode all collectives use it from the beginning, since each is first
-//! compared.
+//! MPI matches a non-blocking call only with non-blocking ones, and a rank inside a blocking call learns of
+//! nothing else. So from the first started collective on a communicator, plain collectives use the
+//! non-blocking form too; all ranks switch at the same call. In checked mode all collectives use it from the
+//! beginning, since each is first compared.
 //!
 //! # Order
-//! MPI matches calls by their order on the communicator. A collective that is compared or cut into parts makes
-//! several calls, each when the one before is complete. The next collective makes its first call after the last call
-//! of the one before. So all ranks make the same calls in the same order, and collectives of one call each all run at
-//! once.
+//! MPI matches calls by their order on the communicator. A collective that is compared or cut into parts
+//! makes several calls, each when the one before is complete. The next collective makes its first call after
+//! the last call of the one before. So all ranks make the same calls in the same order, and collectives of
+//! one call each all run at once.
 
 use super::collective::{Prepared, Scratch};
 use super::large::CallParts;
@@ -91,7 +91,8 @@ impl MpiComm {
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
     #[cold]
     pub(crate) unsafe fn carry_out_polled(&self, call: &Call<'_>) -> Result<()> {
-        // SAFETY: the wait ends when the collective is over, or with the process; nothing of the call is used later.
+        // SAFETY: the wait ends when the collective is over, or with the process; nothing of the call is used
+        // later.
         let call = unsafe { std::mem::transmute::<&Call<'_>, &Call<'static>>(call) };
         // SAFETY: the caller's contract.
         let number = unsafe { self.add(call) };
@@ -197,7 +198,8 @@ impl MpiComm {
         let (all, own) = calls.split_at_mut(self.ranks);
         let (send, recv) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
         let mut request = Handle::ZERO;
-        // SAFETY: so many words of each rank, and room for them, which stays where it is until the request is complete.
+        // SAFETY: so many words of each rank, and room for them, which stays where it is until the request is
+        // complete.
         check("MPI_Iallgather", unsafe {
             let started = mpi.functions.iallgather;
             started(send, words, int64, recv, words, int64, self.comm, &raw mut request)
@@ -208,7 +210,8 @@ impl MpiComm {
     /// Starts a collective's own calls.
     fn begin(&self, started: &mut StartedCollective) -> std::result::Result<CollectiveStage, MpiFailure> {
         let call = &started.call;
-        // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which nothing else uses.
+        // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which
+        // nothing else uses.
         unsafe {
             if self.is_of_messages(call) {
                 return Ok(CollectiveStage::Exchanging(self.post_blocks(call, &mut started.scratch), Ok(())));

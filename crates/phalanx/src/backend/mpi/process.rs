@@ -1,11 +1,11 @@
 //! MPI in this process: one library, initialised at most once, finalised when the process ends well.
 //!
-//! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is finalised when
-//! the process exits with status 0. With another status, or after a failure, it is not: the launcher then ends the
-//! other ranks, which would wait for this one.
+//! MPI that the application initialised is used and never finalised. MPI that phalanx initialised is
+//! finalised when the process exits with status 0. With another status, or after a failure, it is not: the
+//! launcher then ends the other ranks, which would wait for this one.
 //!
-//! `MPI_THREAD_MULTIPLE` is requested, since a thread advances requests. Below that level only the main thread may
-//! use the communicators.
+//! `MPI_THREAD_MULTIPLE` is requested, since a thread advances requests. Below that level only the main
+//! thread may use the communicators.
 
 use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
@@ -154,8 +154,8 @@ impl MpiProcess {
         self.mpi.constants.comm_world
     }
 
-    /// This process's rank in a communicator, and the number of ranks. Makes the communicator return its errors,
-    /// unless it is the application's.
+    /// This process's rank in a communicator, and the number of ranks. Makes the communicator return its
+    /// errors, unless it is the application's.
     pub fn place_in(&self, comm: Handle) -> std::result::Result<(usize, usize), MpiFailure> {
         let (functions, constants) = (&self.mpi.functions, &self.mpi.constants);
         let (mut rank, mut ranks) = (0, 0);
@@ -259,16 +259,16 @@ fn tag_limit(mpi: &Mpi) -> std::result::Result<u32, MpiFailure> {
     Ok(u32::try_from(unsafe { *value }).unwrap_or(LEAST))
 }
 
-/// Most bytes in one MPI call: its counts are C `int`s, and so are offsets inside some libraries. Tests lower it with
-/// `PHALANX_MPI_MAX_BYTES`.
+/// Most bytes in one MPI call: its counts are C `int`s, and so are offsets inside some libraries. Tests lower
+/// it with `PHALANX_MPI_MAX_BYTES`.
 fn max_bytes() -> Result<usize> {
     const MOST: usize = c_int::MAX as usize;
     let expected = format!("a number of bytes from 64 to {MOST}");
     Ok(number_from_environment("PHALANX_MPI_MAX_BYTES", 64..=MOST, &expected)?.unwrap_or(MOST))
 }
 
-/// Finalises MPI when the process exits with status 0. Where the exit status is not known, a failing rank waits in
-/// `MPI_Finalize`, at most for the deadline.
+/// Finalises MPI when the process exits with status 0. Where the exit status is not known, a failing rank
+/// waits in `MPI_Finalize`, at most for the deadline.
 fn end(status: Option<c_int>) {
     let Some(process) = PROCESS.get() else { return };
     if !process.end_calls() {
@@ -299,7 +299,8 @@ impl MpiProcess {
         true
     }
 
-    /// Names the failing rank, which not every launcher does. Makes no call of MPI, which may be inside `MPI_Abort`.
+    /// Names the failing rank, which not every launcher does. Makes no call of MPI, which may be inside
+    /// `MPI_Abort`.
     fn say(&self, what: &str) {
         if !super::watchdog::is_ending_job() {
             eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));
@@ -318,9 +319,9 @@ impl MpiProcess {
         };
         let _watched = watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
         let mut own_type = self.own_type;
-        // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before another.
-        // SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more, since the process
-        // exits.
+        // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before
+        // another. SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more,
+        // since the process exits.
         unsafe {
             (self.mpi.functions.type_free)(&raw mut own_type);
             (self.mpi.functions.barrier)(self.world());

@@ -1,11 +1,12 @@
 //! The MPI type and operation of each reduction.
 //!
-//! MPI's own operations are used where they do what [`ReduceOp`](crate::ReduceOp) documents. The others are our own:
+//! MPI's own operations are used where they do what [`ReduceOp`](crate::ReduceOp) documents. The others are
+//! our own:
 //! - minimum and maximum, since MPI leaves NaN open, and MPICH 4.0 takes unsigned integers as signed;
 //! - sum and product of 8-bit and 16-bit integers, which saturate in Open MPI with AVX.
 //!
-//! Reductions that accumulate in another type (small floats, averages) or scale first go through a buffer of that
-//! type, so that the result is rounded once, as documented. The order of the ranks is MPI's.
+//! Reductions that accumulate in another type (small floats, averages) or scale first go through a buffer of
+//! that type, so that the result is rounded once, as documented. The order of the ranks is MPI's.
 
 use super::accumulate::{Accumulated, add_i128};
 use super::{MpiFailure, check, datatype};
@@ -70,8 +71,8 @@ unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
 ) {
     let dtype = DType::from_code(DTYPE).expect("one of the types");
     let code = ReductionCode::from_code(CODE).expect("one of the reductions");
-    // SAFETY: MPI gives `len` elements of the type that the operation is used with, in both arrays; the target is one
-    // of the sources.
+    // SAFETY: MPI gives `len` elements of the type that the operation is used with, in both arrays; the
+    // target is one of the sources.
     unsafe {
         let (input, inout) = (input.cast::<u8>(), inout.cast::<u8>());
         Reducer::new(dtype, code).run(Targets::new(&[inout], false), &[input, inout], &[], *len as usize);

@@ -11,8 +11,8 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Probes without a result before a receive gives up for now. A probe that finds nothing still makes MPI progress, so
-/// one of the next ones may succeed.
+/// Probes without a result before a receive gives up for now. A probe that finds nothing still makes MPI
+/// progress, so one of the next ones may succeed.
 const LOOKS: u32 = 4;
 
 /// Time for pending messages to complete when the process exits.
@@ -80,7 +80,8 @@ impl MpiTransport {
             check("MPI_Get_count", (f.get_count)(&raw const status, constants.byte, &raw mut len))?;
         }
         let mut bytes = vec![0; len.max(0) as usize];
-        // SAFETY: the memory has the message's length, and stays where it is until the request is complete: see `drop`.
+        // SAFETY: the memory has the message's length, and stays where it is until the request is complete:
+        // see `drop`.
         check("MPI_Imrecv", unsafe {
             (f.imrecv)(bytes.as_mut_ptr().cast(), len, constants.byte, &raw mut message, &raw mut request)
         })?;
@@ -177,8 +178,8 @@ impl MessageTransport for MpiTransport {
 }
 
 impl MpiTransport {
-    /// Completes pending messages when the process exits, for at most [`FINISHING`]: the last words reach their
-    /// peers, and MPI can be finalised. Does not wait for a dead peer.
+    /// Completes pending messages when the process exits, for at most [`FINISHING`]: the last words reach
+    /// their peers, and MPI can be finalised. Does not wait for a dead peer.
     fn finish(&mut self) {
         let until = Instant::now() + FINISHING;
         while !self.has_given_up && Instant::now() < until {

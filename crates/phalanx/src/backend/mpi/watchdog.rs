@@ -1,7 +1,7 @@
 //! Deadlines: a thread watches the operation that each communicator is in.
 //!
-//! An operation records itself before it calls MPI and clears the record afterwards: a few stores, no clock. The
-//! thread compares each record with what it last saw.
+//! An operation records itself before it calls MPI and clears the record afterwards: a few stores, no clock.
+//! The thread compares each record with what it last saw.
 
 use crate::control::record::Record;
 use crate::os::sync::lock;

@@ -1,8 +1,9 @@
 //! Arrival of all ranks before a call in which the library may block.
 //!
-//! The library connects ranks inside the first call that needs the connection, and waits there without a deadline. So
-//! before the first operation of each kind, the ranks check on the control channel that all of them have announced it.
-//! That costs microseconds, once for each kind. The watchdog handles what can still go wrong inside the library.
+//! The library connects ranks inside the first call that needs the connection, and waits there without a
+//! deadline. So before the first operation of each kind, the ranks check on the control channel that all of
+//! them have announced it. That costs microseconds, once for each kind. The watchdog handles what can still
+//! go wrong inside the library.
 
 use super::collective::{Part, parts};
 use super::communicator::Communicator;
@@ -177,7 +178,8 @@ pub(crate) fn wait_for_arrivals(mut open: Vec<(&Communicator, &mut Arrival)>) ->
     }
 }
 
-/// Removes the complete ones. All are checked even after an error: one rank's mismatch may be why another does not arrive.
+/// Removes the complete ones. All are checked even after an error: one rank's mismatch may be why another
+/// does not arrive.
 fn retain_incomplete<T>(
     open: &mut Vec<T>,
     mut is_complete: impl FnMut(&mut T) -> Result<bool>,

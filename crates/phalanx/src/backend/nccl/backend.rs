@@ -98,7 +98,8 @@ impl Backend for NcclComm {
         self.messages.settle(id)
     }
 
-    /// Does not wait: incomplete messages are left to `progress`, except in a rank that panics, whose peers will not arrive.
+    /// Does not wait: incomplete messages are left to `progress`, except in a rank that panics, whose peers
+    /// will not arrive.
     fn test(&self, id: OperationId) -> Result<bool> {
         if !self.messages.is_complete(id) {
             if !std::thread::panicking() {
@@ -109,7 +110,8 @@ impl Backend for NcclComm {
         self.messages.settle(id).map(|()| true)
     }
 
-    /// Carries out messages that a `test` asked for. Nothing else moves on its own: messages and collectives keep the order of calls.
+    /// Carries out messages that a `test` asked for. Nothing else moves on its own: messages and collectives
+    /// keep the order of calls.
     fn progress(&self) -> Result<bool> {
         if self.messages.are_wanted() {
             // Errors are kept with each message.

@@ -1,4 +1,5 @@
-//! Checks before an operation: the calls of all ranks agree, and no thread waits for a rank that it drives itself.
+//! Checks before an operation: the calls of all ranks agree, and no thread waits for a rank that it drives
+//! itself.
 
 use super::arrival::Arrival;
 use super::{NcclComm, collective, group};
@@ -10,7 +11,8 @@ use crate::types::memory::Space;
 use std::time::Instant;
 
 impl NcclComm {
-    /// Compares a call with the other ranks' before anything is enqueued. NCCL itself would hang, or return wrong data.
+    /// Compares a call with the other ranks' before anything is enqueued. NCCL itself would hang, or return
+    /// wrong data.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -66,7 +68,8 @@ impl NcclComm {
         if is_compared { unsafe { self.compare(call) } } else { Ok(()) }
     }
 
-    /// Waits until all ranks arrive at a call in which the library blocks without a deadline. An error names missing ranks.
+    /// Waits until all ranks arrive at a call in which the library blocks without a deadline. An error names
+    /// missing ranks.
     pub(crate) fn gather_for(&self, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         self.check_driver(call.operation)?;
@@ -82,7 +85,8 @@ impl NcclComm {
         self.settings.driver.is_some_and(is_this_thread) && self.communicator.ranks > 1
     }
 
-    /// An error for an operation in which this thread would wait for itself. In a group, all ranks' operations start together.
+    /// An error for an operation in which this thread would wait for itself. In a group, all ranks'
+    /// operations start together.
     #[cold]
     pub(super) fn check_driver(&self, operation: Operation) -> Result<()> {
         if !operation.is_queued_in_groups() {

@@ -40,7 +40,8 @@ impl Needs {
     }
 }
 
-/// Calls a collective of the library, or, with settings of this call, the function of that name that takes them.
+/// Calls a collective of the library, or, with settings of this call, the function of that name that takes
+/// them.
 macro_rules! collective {
     ($comm:ident, $call:ident, $plain:ident or $configured:ident($($argument:expr),*)) => {
         match $call.config {
@@ -70,17 +71,19 @@ impl Communicator {
     /// Enqueues a collective.
     ///
     /// # Safety
-    /// The contract of `Backend::collective`, with addresses in this device's memory; the device's library lock is
-    /// held, or this is inside a group.
+    /// The contract of `Backend::collective`, with addresses in this device's memory; the device's library
+    /// lock is held, or this is inside a group.
     #[inline]
     pub(crate) unsafe fn enqueue(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         use Operation::*;
-        // For one rank the library launches at once, on the device that is current, whichever the stream's is.
+        // For one rank the library launches at once, on the device that is current, whichever the stream's
+        // is.
         let _current = (self.ranks == 1).then(|| self.device.enter());
         // SAFETY: the caller's contract, in each.
         unsafe {
             match call.operation {
-                // Its kernel for one rank leaves the end of some lengths out: `can_multiply_alone` knows which.
+                // Its kernel for one rank leaves the end of some lengths out: `can_multiply_alone` knows
+                // which.
                 ReduceScatterV if self.ranks == 1 => {
                     self.reducing_alone(&Call { operation: Reduce, root: 0, ..*call }, needs)
                 }
@@ -326,8 +329,9 @@ impl Communicator {
                     Space::Host => ((&raw mut factor).cast(), ncclScalarHostImmediate),
                     Space::Device => (factor as *mut c_void, ncclScalarDevice),
                 };
-                // SAFETY: a factor on the host has the type's bits at its start (little endian) and is read during the call; one on the
-                // device is read when the operation is carried out, by the caller's contract.
+                // SAFETY: a factor on the host has the type's bits at its start (little endian) and is read
+                // during the call; one on the device is read when the operation is carried out, by the
+                // caller's contract.
                 let result = unsafe { create(&raw mut op, scalar, dtype, residence, self.handle()) };
                 self.progress(result, name)?;
                 needs.reduction = Some(op);
@@ -363,8 +367,8 @@ impl Part {
     }
 }
 
-/// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A block that is already in
-/// place is left out.
+/// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
+/// block that is already in place is left out.
 pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
     let size = call.dtype.size();
@@ -395,9 +399,9 @@ pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
     parts
 }
 
-/// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats, and it
-/// gives each of its blocks the length's quotient, rounded down, so that the last elements of some lengths are left
-/// out (`oneRankReduce` in the source, up to 2.30 at least).
+/// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats,
+/// and it gives each of its blocks the length's quotient, rounded down, so that the last elements of some
+/// lengths are left out (`oneRankReduce` in the source, up to 2.30 at least).
 fn can_multiply_alone(dtype: DType, len: usize) -> Result<()> {
     let bytes = len * dtype.size();
     let blocks = bytes.div_ceil(16 * 1024).clamp(1, 32);

@@ -8,8 +8,8 @@ use phalanx_sys::nccl::{ncclCollConfig_t, version_code};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Settings of single collectives (`ncclCollConfig_t`, NCCL 2.31), for [`Nccl::configured`](crate::nccl::Nccl::configured). What is not
-/// set is the communicator's.
+/// Settings of single collectives (`ncclCollConfig_t`, NCCL 2.31), for
+/// [`Nccl::configured`](crate::nccl::Nccl::configured). What is not set is the communicator's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CollectiveConfig {

@@ -1,11 +1,11 @@
 //! The C communicator and its state: the last call, failure, and the lock around the library.
 //!
-//! A communicator is either usable, or has failed (then it was aborted and every call answers the same error), or
-//! has ended. How it is made, waited for and ended is in `making.rs`, `waiting.rs` and `ending.rs`.
+//! A communicator is either usable, or has failed (then it was aborted and every call answers the same
+//! error), or has ended. `init.rs` creates it, `waiting.rs` waits for it, `shutdown.rs` ends it.
 
 use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
-use super::device::Device;
+use super::device::GpuDevice;
 #[cfg(feature = "nccl")]
 use super::graphs::Graphs;
 use super::library::Library;
@@ -33,7 +33,7 @@ pub(crate) const ENDING: Duration = Duration::from_secs(10);
 /// One rank's communicator in the library, with its state.
 pub(crate) struct Communicator {
     pub library: &'static Library,
-    pub device: Device,
+    pub device: GpuDevice,
     pub rank: usize,
     pub ranks: usize,
     pub control_channel: ControlChannel,
@@ -49,25 +49,28 @@ pub(crate) struct Communicator {
     /// Held by a thread that revokes the communicator, and by one that frees it.
     pub(crate) revoking: Arc<Mutex<()>>,
     failed: OnceLock<Error>,
-    /// There is no C communicator, not yet or not any more. Changes only under the device's library lock.
+    /// Whether there is no C communicator: not created yet, or freed. Changes only under the device's library
+    /// lock.
     pub(crate) ended: Arc<AtomicBool>,
-    /// How often a thread went into the library with it, and came out: odd while one is inside.
+    /// Counts entries into the library and returns from it: odd while a thread is inside.
     library_calls: AtomicU64,
-    /// Operations wait in an open group of some thread, at whose end the library will look at the communicator, or it is being
-    /// split. Changes only under the device's library lock, or at the end of that.
+    /// Operations wait in an open group of some thread, at whose end the library will look at the
+    /// communicator, or it is being split. Changes only under the device's library lock, or at the end of
+    /// that.
     pub(crate) queued: Arc<AtomicBool>,
     /// The communicator is suspended: the library has freed its GPU memory until `resume`.
     pub(crate) is_suspended: AtomicBool,
-    /// All ranks have called finalize.
+    /// Whether all ranks have called finalize.
     pub(crate) all_leave: AtomicBool,
-    /// This rank has left, or is about to.
+    /// Whether this rank has left, or is about to.
     pub(crate) is_departing: AtomicBool,
     /// CUDA graphs of its operations.
     #[cfg(feature = "nccl")]
     pub(crate) graphs: Graphs,
-    /// This rank aborts while others may finalize.
+    /// Whether this rank aborts while others may finalize.
     pub(crate) is_alone: AtomicBool,
-    /// Whether one-sided operations were used: from then on peers may write to this rank's windows, whatever it does itself.
+    /// Whether one-sided operations were used: from then on peers may write to this rank's windows, whatever
+    /// it does itself.
     is_one_sided: AtomicBool,
     /// Memory of windows that were dropped since. Freed when the communicator has ended.
     left_to_peers: Mutex<Vec<*mut u8>>,
@@ -75,7 +78,8 @@ pub(crate) struct Communicator {
     pub(crate) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
-/// The handle, which the library may write late and from a thread of its own. That thread keeps the cell alive too.
+/// The handle, which the library may write late and from a thread of its own. That thread keeps the cell
+/// alive too.
 #[derive(Default)]
 pub(crate) struct HandleCell(UnsafeCell<ncclComm_t>);
 
@@ -95,15 +99,16 @@ pub(crate) struct Last {
     /// Number of the last collective, and of the last message.
     pub collectives: u64,
     pub messages: u64,
-    /// The last call that may be incomplete, and its stream. Calls without data enqueue nothing and do not count.
+    /// The last call that may be incomplete, and its stream. Calls without data enqueue nothing and do not
+    /// count.
     pub announced: Option<AnnouncedCall>,
     pub stream: RawStream,
     /// Kinds of calls for which the ranks are connected.
     pub connected: ConnectedKinds,
 }
 
-// SAFETY: the handle is an address that the library owns; calls with it are made under the device's library lock, one
-// thread at a time.
+// SAFETY: the handle is an address that the library owns; calls with it are made under the device's library
+// lock, one thread at a time.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
@@ -112,8 +117,8 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut *lock(&self.left_to_peers));
         if !memory.is_empty() && self.has_ended() && !self.control_channel.is_copy() {
-            // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the communicator, and with it what
-            // peers do by it, has ended.
+            // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the
+            // communicator, and with it what peers do by it, has ended.
             memory.into_iter().for_each(|start| unsafe { free(self.library, &self.device, start) });
         }
     }
@@ -125,7 +130,7 @@ pub(crate) struct LockedLibrary<'a> {
     _guard: LibraryGuard,
 }
 
-/// As long as it lives, a thread is inside the library with the communicator; for the watchdog.
+/// Guard: while it lives, the watchdog sees a thread inside the library with the communicator.
 pub(crate) struct LibraryCall<'a>(&'a AtomicU64);
 
 impl Drop for LibraryCall<'_> {
@@ -149,7 +154,7 @@ impl Communicator {
     /// State of a communicator before the library has made it.
     pub fn new(
         library: &'static Library,
-        device: Device,
+        device: GpuDevice,
         control_channel: ControlChannel,
         (rank, ranks): (usize, usize),
         config: &Config,
@@ -221,13 +226,13 @@ impl Communicator {
         LibraryCall(&self.library_calls)
     }
 
-    /// How often a thread went in and came out.
+    /// Number of entries into the library and returns from it.
     pub fn library_calls(&self) -> u64 {
         self.library_calls.load(Ordering::Acquire)
     }
 
-    /// Sets whether an operation waits in an open group, or a split is under way. Set under the library lock; cleared at the
-    /// end of the group or split.
+    /// Sets whether an operation waits in an open group, or a split is under way. Set under the library lock;
+    /// cleared at the end of the group or split.
     pub fn set_queued(&self, queued: bool) {
         self.queued.store(queued, Ordering::Release);
     }
@@ -253,13 +258,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// An error in a forked copy of the process. The library's and driver's state is the original's, and locks may be held
-    /// by threads that the copy lacks.
+    /// An error in a forked copy of the process. The library's and driver's state is the original's, and
+    /// locks may be held by threads that the copy lacks.
     pub fn check_owner(&self) -> Result<()> {
         if self.control_channel.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// [`check`](Communicator::check), and an error for an operation on a suspended communicator: its kernels would read freed memory.
+    /// [`check`](Communicator::check), and an error for an operation on a suspended communicator: its kernels
+    /// would read freed memory.
     #[inline]
     pub fn check_awake(&self, operation: Operation) -> Result<()> {
         self.check()?;
@@ -277,8 +283,8 @@ impl Communicator {
         }
     }
 
-    /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for every later
-    /// call. A second caller waits until that is done and gets the first error.
+    /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for
+    /// every later call. A second caller waits until that is done and gets the first error.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
         if self.control_channel.is_copy() {
@@ -317,8 +323,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Drops idle streams that have no other owner. Enqueuing needs a `Stream`, which owns its GPU stream; code that only looks
-    /// uses the last stream's handle, which is kept, or finds the stream here.
+    /// Drops idle streams that have no other owner. Enqueuing needs a `Stream`, which owns its GPU stream;
+    /// code that only looks uses the last stream's handle, which is kept, or finds the stream here.
     fn let_go_of_idle(&self, streams: &mut Vec<GpuStream>, other: &GpuStream) {
         if streams.is_empty() {
             return;
@@ -336,7 +342,7 @@ impl Communicator {
         });
     }
 
-    /// The streams on which operations may be under way that the last one did not come behind.
+    /// The streams whose operations the last operation was not ordered behind.
     pub(crate) fn streams_beside_the_last(&self) -> Vec<GpuStream> {
         if self.orders_streams { Vec::new() } else { lock(&self.streams).clone() }
     }
@@ -346,13 +352,14 @@ impl Communicator {
         lock(&self.streams).iter().find(|stream| stream.raw() == handle).cloned()
     }
 
-    /// What was enqueued last and may not be complete, and where.
+    /// The last enqueued call that may be incomplete, and its stream.
     pub fn last_enqueued(&self) -> Option<(AnnouncedCall, RawStream)> {
         let last = lock(&self.last);
         last.announced.map(|announced| (announced, last.stream))
     }
 
-    /// Records and announces a collective that is about to be enqueued. Returns the arrival that it needs first.
+    /// Records and announces a collective that is about to be enqueued. Returns the arrival that it needs
+    /// first.
     #[inline(always)]
     pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
         let mut last = lock(&self.last);
@@ -413,8 +420,8 @@ impl Communicator {
             f(self.handle())
         };
         match result {
-            // Some functions answer success while a thread of the library still works for them, and will write to
-            // what they were given (ncclCommWindowRegister of 2.28).
+            // Some functions answer success while a thread of the library still works for them, and will
+            // write to what they were given (ncclCommWindowRegister of 2.28).
             ncclResult_t::Success | ncclResult_t::InProgress => {
                 self.settle(&self.auxiliary_call(), Instant::now())
             }
@@ -425,7 +432,7 @@ impl Communicator {
         }
     }
 
-    /// One look for an error.
+    /// Checks once for an error.
     pub fn look_for_error(&self) -> Result<()> {
         self.check()?;
         self.settle(&self.auxiliary_call(), Instant::now())
@@ -443,8 +450,9 @@ impl Communicator {
         lock(&self.registrations).get(&number).cloned()
     }
 
-    /// Ends a registration, unless the communicator's end already did. After an error, the memory stays registered until the
-    /// communicator ends. False if peers may still write to the memory, which then stays registered too.
+    /// Ends a registration, unless the communicator's end already did. After an error, the memory stays
+    /// registered until the communicator ends. False if peers may still write to the memory, which then stays
+    /// registered too.
     pub fn end_registration(&self, number: NonZeroU64) -> Result<bool> {
         self.check_owner()?;
         let Some(handle) = lock(&self.registrations).remove(&number) else { return Ok(true) };
@@ -461,7 +469,8 @@ impl Communicator {
         self.deregister(handle.clone()).inspect_err(|_| keep()).map(|()| true)
     }
 
-    /// Records that one-sided operations are used. The first is collective, so no peer writes before this rank is here.
+    /// Records that one-sided operations are used. The first is collective, so no peer writes before this
+    /// rank is here.
     pub fn begin_one_sided(&self) {
         self.is_one_sided.store(true, Ordering::Relaxed);
     }

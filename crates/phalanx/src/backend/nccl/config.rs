@@ -12,16 +12,19 @@ use std::mem::offset_of;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Whether the library never holds the caller (`blocking` = 0; default false). `NCCL_COMM_BLOCKING` overrides it.
+    /// Whether the library never holds the caller (`blocking` = 0; default false). `NCCL_COMM_BLOCKING`
+    /// overrides it.
     ///
-    /// NCCL then starts a thread for each operation, which costs 60 µs (docs/benchmarks/nccl.md in the repository). A
-    /// missing rank is an error within the deadline in either case: without this, ranks wait for the arrival of all before
-    /// the library connects them, and a watchdog revokes a communicator that still holds a thread
-    /// (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says why).
+    /// NCCL then starts a thread for each operation, which costs 60 µs (docs/benchmarks/nccl.md in the
+    /// repository). A missing rank is an error within the deadline in either case: without this, ranks wait
+    /// for the arrival of all before the library connects them, and a watchdog revokes a communicator that
+    /// still holds a thread (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says
+    /// why).
     pub non_blocking: bool,
-    /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the number of ranks; the same
-    /// on all ranks (`ncclCommInitRankScalable`, 2.23; default 1, `ncclCommInitRankConfig`). All connect to the rank that made their
-    /// id: with thousands of ranks one is not enough.
+    /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the
+    /// number of ranks; the same on all ranks (`ncclCommInitRankScalable`, 2.23; default 1,
+    /// `ncclCommInitRankConfig`). All connect to the rank that made their id: with thousands of ranks one is
+    /// not enough.
     pub unique_ids: Option<usize>,
     /// Thread blocks in a cluster, 0 to 8 (2.17).
     pub cga_cluster_size: Option<i32>,
@@ -41,8 +44,9 @@ pub struct Config {
     pub collnet_enable: Option<i32>,
     /// How thread blocks are given out: 0 default, 1 efficiency, 2 none (2.27).
     pub cta_policy: Option<i32>,
-    /// Whether children of a shrink share the parent's resources (2.27). [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own;
-    /// this is for calls of [`raw_handle`](crate::nccl::Surface::raw_handle).
+    /// Whether children of a shrink share the parent's resources (2.27).
+    /// [`Comm::shrink`](crate::Comm::shrink) makes a communicator of its own; this is for calls of
+    /// [`raw_handle`](crate::nccl::Surface::raw_handle).
     pub shrink_share: Option<i32>,
     /// Thread blocks for NVLink SHARP (2.27).
     pub nvls_ctas: Option<i32>,
@@ -50,28 +54,32 @@ pub struct Config {
     pub channels_per_net_peer: Option<i32>,
     /// Whether scheduling is centred on NVLink (2.28).
     pub nvlink_centric_sched: Option<i32>,
-    /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29; default 2; `NCCL_GRAPH_MIXING_SUPPORT`
-    /// overrides it). Unless mixed, NCCL does not order a launch and operations outside of it: [`Comm::sync`](crate::Comm::sync), which then waits
-    /// for all streams that the communicator was used on, comes between them.
+    /// How the communicator is used in CUDA graphs: 0 never, 1 in one at a time, 2 mixed (2.29; default 2;
+    /// `NCCL_GRAPH_MIXING_SUPPORT` overrides it). Unless mixed, NCCL does not order a launch and operations
+    /// outside of it: [`Comm::sync`](crate::Comm::sync), which then waits for all streams that the
+    /// communicator was used on, comes between them.
     pub graph_usage_mode: Option<i32>,
-    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::Signal::context) says one of (2.29; only the first is of use
-    /// before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are not known here).
+    /// Number of contexts for put and signal, which [`Signal::context`](crate::nccl::Signal::context) says
+    /// one of (2.29; only the first is of use before 2.31; default 1; more by `NCCL_NUM_RMA_CTX` alone are
+    /// not known here).
     pub rma_contexts: Option<i32>,
     /// Most peers for point-to-point (2.30).
     pub max_p2p_peers: Option<i32>,
     /// Whether launches of a CUDA graph are ordered among streams (2.30.7).
     pub graph_stream_ordering: Option<i32>,
-    /// Whether operations of several communicators are launched in the order of the calls (2.31). Communicators of one GPU that
-    /// overlap have the same.
+    /// Whether operations of several communicators are launched in the order of the calls (2.31).
+    /// Communicators of one GPU that overlap have the same.
     pub launch_order_implicit: Option<i32>,
-    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::Signal::index) says one of (2.31; default 1).
+    /// Number of signals of each peer and context, which [`Signal::index`](crate::nccl::Signal::index) says
+    /// one of (2.31; default 1).
     pub rma_signals: Option<i32>,
     /// Whether what put and signal need is made with the communicator, and not by the first of them (2.31).
     pub rma_eager_init: Option<i32>,
-    /// The host's side of `ncclHostCftMode_t`: 1 on, 2 off, 3 on where it can be had; the same on all ranks (2.31).
+    /// The host's side of `ncclHostCftMode_t`: 1 on, 2 off, 3 on where it can be had; the same on all ranks
+    /// (2.31).
     pub host_cft_mode: Option<i32>,
-    /// Which uses of NVLink SHARP are off, as bits: 1 the transport and registered buffers, 2 symmetric kernels; 0 none, `i32::MAX`
-    /// all (2.32).
+    /// Which uses of NVLink SHARP are off, as bits: 1 the transport and registered buffers, 2 symmetric
+    /// kernels; 0 none, `i32::MAX` all (2.32).
     pub nvls_host_mode: Option<i32>,
 }
 

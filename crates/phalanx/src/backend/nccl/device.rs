@@ -1,4 +1,5 @@
-//! [`Device`]: a GPU, through CUDA or HIP ([`Runtime`]): streams, events and memory beside the library's calls.
+//! [`GpuDevice`]: a GPU, through CUDA or HIP ([`Runtime`]): streams, events and memory beside the library's
+//! calls.
 
 use super::library_lock::LibraryLock;
 #[cfg(feature = "nccl")]
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 /// A GPU. Opened once for the process, and never closed.
 #[derive(Clone, Copy)]
-pub(crate) struct Device {
+pub(crate) struct GpuDevice {
     runtime: &'static dyn Runtime,
     pub library_lock: &'static LibraryLock,
 }
@@ -79,10 +80,11 @@ impl Drop for Current {
     }
 }
 
-impl Device {
-    /// The GPU with this number. Opened once, so that all communicators share its context and its library lock.
-    pub fn open(flavour: Flavour, ordinal: usize) -> Result<Device> {
-        static OPENED: Mutex<BTreeMap<(bool, usize), Device>> = Mutex::new(BTreeMap::new());
+impl GpuDevice {
+    /// The GPU with this number. Opened once, so that all communicators share its context and its library
+    /// lock.
+    pub fn open(flavour: Flavour, ordinal: usize) -> Result<GpuDevice> {
+        static OPENED: Mutex<BTreeMap<(bool, usize), GpuDevice>> = Mutex::new(BTreeMap::new());
         let count = count(flavour)?;
         if ordinal >= count {
             return Err(Error::from(UnsupportedError {
@@ -104,7 +106,7 @@ impl Device {
             #[cfg(not(all(feature = "nccl", feature = "rccl")))]
             _ => return Err(left_out(flavour)),
         };
-        let device = Device { runtime: Box::leak(runtime), library_lock: Box::leak(Box::default()) };
+        let device = GpuDevice { runtime: Box::leak(runtime), library_lock: Box::leak(Box::default()) };
         opened.insert(number, device);
         Ok(device)
     }
@@ -120,8 +122,9 @@ impl Device {
         self.runtime.cuda()
     }
 
-    /// Makes the device current until the guard is dropped. Ignores an error that cudarc keeps in its context: cudarc's next
-    /// call returns it, and so do operations that rely on cudarc's ordering, when they borrow their buffers.
+    /// Makes the device current until the guard is dropped. Ignores an error that cudarc keeps in its
+    /// context: cudarc's next call returns it, and so do operations that rely on cudarc's ordering, when they
+    /// borrow their buffers.
     pub fn enter(&self) -> Current {
         let (runtime, before) = (self.runtime, self.runtime.current());
         if before != runtime.place() {
@@ -161,7 +164,8 @@ impl Device {
         Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
     }
 
-    /// Whether a stream is being captured. The default stream cannot be, and querying it is an error while a blocking stream is.
+    /// Whether a stream is being captured. The default stream cannot be, and querying it is an error while a
+    /// blocking stream is.
     pub fn is_captured(&self, stream: RawStream) -> Result<bool> {
         if stream.0.is_null() {
             return Ok(false);
@@ -170,7 +174,8 @@ impl Device {
         Ok(unsafe { self.runtime.is_captured(stream) }?)
     }
 
-    /// An error if the stream is being captured, for calls that wait for its work. Querying the stream would end the capture.
+    /// An error if the stream is being captured, for calls that wait for its work. Querying the stream would
+    /// end the capture.
     pub fn refuse_captured(&self, stream: RawStream, what: &'static str, remedy: &'static str) -> Result<()> {
         let _current = self.enter();
         match self.is_captured(stream) {
@@ -194,7 +199,7 @@ impl Device {
 
     /// Makes later work on `stream` wait for the work on `other`.
     pub fn join(&self, stream: &GpuStream, other: &GpuStream) -> Result<()> {
-        let event = Event::new(self)?;
+        let event = GpuEvent::new(self)?;
         event.record(other)?;
         event.hold(stream)
     }
@@ -208,7 +213,8 @@ impl Device {
         Ok(unsafe { self.runtime.clear(start, bytes, stream) }?)
     }
 
-    /// Copies between memory of the device and pinned host memory, either way, or within one, behind the stream's work.
+    /// Copies between memory of the device and pinned host memory, either way, or within one, behind the
+    /// stream's work.
     ///
     /// # Safety
     /// Both are valid for so many bytes until the stream's work is complete, and do not overlap.
@@ -232,11 +238,12 @@ pub(crate) enum Place {
     Host,
 }
 
-/// Memory that is freed when this is dropped: what used it must be done, but a device's memory waits for that itself.
+/// Memory that is freed when this is dropped: what used it must be done, but a device's memory waits for that
+/// itself.
 struct Memory {
     start: *mut u8,
     place: Place,
-    device: Device,
+    device: GpuDevice,
 }
 
 // SAFETY: an owned address; whoever uses it says so in its own contract.
@@ -245,7 +252,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(device: &Device, place: Place, bytes: usize) -> Result<Memory> {
+    fn new(device: &GpuDevice, place: Place, bytes: usize) -> Result<Memory> {
         let start = device.runtime.allocate(place, bytes.max(1))?;
         Ok(Memory { start, place, device: *device })
     }
@@ -264,7 +271,7 @@ pub(crate) struct DeviceMemory(Memory);
 
 impl DeviceMemory {
     /// The device is current.
-    pub fn new(device: &Device, bytes: usize) -> Result<DeviceMemory> {
+    pub fn new(device: &GpuDevice, bytes: usize) -> Result<DeviceMemory> {
         Memory::new(device, Place::Device, bytes).map(DeviceMemory)
     }
 
@@ -278,7 +285,7 @@ pub(crate) struct PinnedMemory(Memory);
 
 impl PinnedMemory {
     /// The device is current. Zeroed.
-    pub fn new(device: &Device, bytes: usize) -> Result<PinnedMemory> {
+    pub fn new(device: &GpuDevice, bytes: usize) -> Result<PinnedMemory> {
         let memory = Memory::new(device, Place::Host, bytes)?;
         // SAFETY: so many bytes were allocated.
         unsafe { memory.start.write_bytes(0, bytes) };
@@ -290,11 +297,12 @@ impl PinnedMemory {
     }
 }
 
-/// Memory of a device that begins and ends on a stream: work that was enqueued before the end can still use it.
+/// Memory of a device that begins and ends on a stream: work that was enqueued before the end can still use
+/// it.
 pub(crate) struct StreamMemory {
     pub start: *mut u8,
     stream: RawStream,
-    device: Device,
+    device: GpuDevice,
 }
 
 // SAFETY: an owned address, and a stream that its `Stream` keeps alive.
@@ -302,7 +310,7 @@ unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
     /// The device is current.
-    pub fn new(device: &Device, bytes: usize, stream: RawStream) -> Result<StreamMemory> {
+    pub fn new(device: &GpuDevice, bytes: usize, stream: RawStream) -> Result<StreamMemory> {
         // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
@@ -325,20 +333,20 @@ impl Drop for StreamMemory {
 }
 
 /// An event of a device (`cudaEvent_t`, `hipEvent_t`), without times.
-pub(crate) struct Event {
+pub(crate) struct GpuEvent {
     raw: *mut std::ffi::c_void,
-    device: Device,
+    device: GpuDevice,
 }
 
 // SAFETY: an event may be used by any thread.
-unsafe impl Send for Event {}
+unsafe impl Send for GpuEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for GpuEvent {}
 
-impl Event {
-    pub fn new(device: &Device) -> Result<Event> {
+impl GpuEvent {
+    pub fn new(device: &GpuDevice) -> Result<GpuEvent> {
         let _current = device.enter();
-        Ok(Event { raw: device.runtime.create_event()?, device: *device })
+        Ok(GpuEvent { raw: device.runtime.create_event()?, device: *device })
     }
 
     /// Records it behind a stream's work.
@@ -356,7 +364,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for GpuEvent {
     fn drop(&mut self) {
         let _current = self.device.enter();
         // SAFETY: made by `new`, destroyed once; the runtime keeps it for streams that wait for it.

@@ -35,13 +35,14 @@ impl Held {
     }
 }
 
-/// `ncclDevComm` as a kernel's parameter, for `LaunchArgs::arg` of cudarc: see [`DeviceComm::argument`](crate::nccl::DeviceComm::argument).
+/// `ncclDevComm` as a kernel's parameter, for `LaunchArgs::arg` of cudarc: see
+/// [`DeviceComm::argument`](crate::nccl::DeviceComm::argument).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct KernelArgument(pub(crate) Words);
 
-// SAFETY: the driver copies as many bytes as the kernel's parameter has, which is `ncclDevComm` of the library's header, and there are
-// no fewer here; to the kernel, they are what the library wrote.
+// SAFETY: the driver copies as many bytes as the kernel's parameter has, which is `ncclDevComm` of the
+// library's header, and there are no fewer here; to the kernel, they are what the library wrote.
 #[cfg(feature = "nccl")]
 unsafe impl DeviceRepr for KernelArgument {}
 

@@ -1,7 +1,7 @@
 //! CUDA graphs with operations of a communicator.
 //!
-//! NCCL's abort waits until they are destroyed, and the thread that owns a graph often waits for the abort. So the
-//! communicator owns the graphs and destroys them first.
+//! NCCL's abort waits until they are destroyed, and the thread that owns a graph often waits for the abort.
+//! So the communicator owns the graphs and destroys them first.
 
 use super::communicator::Communicator;
 use crate::os::sync::lock;
@@ -42,8 +42,8 @@ impl Communicator {
         launched.ok_or_else(|| self.failure())?.map_err(Error::from)
     }
 
-    /// Destroys all graphs, beside what this thread does next: a launch may hold one until the GPU goes on. What a graph still does is
-    /// freed by the driver behind it.
+    /// Destroys all graphs, beside what this thread does next: a launch may hold one until the GPU goes on.
+    /// What a graph still does is freed by the driver behind it.
     pub(crate) fn destroy_graphs(&self) {
         let graphs = std::mem::take(&mut *lock(&self.graphs.0));
         let graphs: Vec<_> = graphs.iter().filter_map(Weak::upgrade).collect();

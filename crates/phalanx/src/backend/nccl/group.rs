@@ -1,12 +1,12 @@
 //! Groups: operations of one thread, over one or several communicators, that start together.
 //!
-//! Inside a group the library only queues. Work for the group's end is kept in the thread's list: arrivals of ranks, copies
-//! back to host memory, waits for `ncclInProgress`.
+//! Inside a group the library only queues. Work for the group's end is kept in the thread's list: arrivals of
+//! ranks, copies back to host memory, waits for `ncclInProgress`.
 
 use super::arrival::wait_for_arrivals;
 use super::communicator::{Communicator, LibraryCall};
 use super::library_lock::{LibraryGuard, LibraryLock};
-use super::messages::{Carrying, Messages};
+use super::messages::{Carrying, PostedMessages};
 use super::operation::{Aftermath, Started};
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
@@ -21,7 +21,8 @@ thread_local! {
 struct Group {
     depth: usize,
     started: Vec<Started>,
-    /// Until its end no other thread carries messages of its communicators out, or takes those in it for complete.
+    /// Until its end no other thread carries messages of its communicators out, or takes those in it for
+    /// complete.
     carrying: Vec<Carrying>,
 }
 
@@ -37,7 +38,7 @@ pub(crate) fn defer(started: Started) {
 }
 
 /// Enters a group, or a deeper level of it.
-pub(crate) fn start(communicator: &Communicator, messages: &Arc<Messages>) {
+pub(crate) fn start(communicator: &Communicator, messages: &Arc<PostedMessages>) {
     let carrying = messages.carry();
     OPEN.with_borrow_mut(|group| {
         group.depth += 1;
@@ -144,8 +145,8 @@ impl<'a> GroupLocks<'a> {
     }
 }
 
-/// Makes the library drop the queued operations, as it does after a rejected call. Starting them would block inside the
-/// library for a missing rank.
+/// Makes the library drop the queued operations, as it does after a rejected call. Starting them would block
+/// inside the library for a missing rank.
 fn spoil(communicator: &Communicator) {
     let Some(broadcast) = communicator.library.ncclBroadcast else { return };
     let (nothing, nowhere) = (std::ptr::null(), std::ptr::null_mut());

@@ -1,9 +1,9 @@
-//! Initialization of a communicator: the library is called in a thread of its own, so that a missing rank becomes an error
-//! here instead of an endless wait.
+//! Initialization of a communicator: the library is called in a thread of its own, so that a missing rank
+//! becomes an error here instead of an endless wait.
 
 use super::communicator::{Communicator, ENDING, HandleCell};
 use super::config::RawConfig;
-use super::device::Device;
+use super::device::GpuDevice;
 use super::library::Library;
 use crate::contract::{Call, Operation};
 use crate::control::control_channel::AnnouncedCall;
@@ -25,7 +25,8 @@ struct Work {
     has_begun: bool,
 }
 
-/// Looks at a communicator, unless one is being made: its thread is inside the library without the library lock.
+/// Looks at a communicator, unless one is being made: its thread is inside the library without the library
+/// lock.
 pub(crate) fn look_unless_initializing<R>(look: impl FnOnce() -> Option<R>) -> Option<R> {
     let work = lock(&WORK);
     if work.threads == 0 { look() } else { None }
@@ -46,10 +47,11 @@ fn enter_work() {
 /// Where a communicator comes from.
 #[derive(Clone)]
 pub(crate) enum Origin {
-    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14), or several of as
-    /// many ranks (`ncclCommInitRankScalable`).
+    /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14),
+    /// or several of as many ranks (`ncclCommInitRankScalable`).
     Ids(Vec<ncclUniqueId>),
-    /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no part.
+    /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no
+    /// part.
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
 }
 
@@ -62,7 +64,8 @@ struct InitCall {
     handle: Arc<HandleCell>,
 }
 
-// SAFETY: addresses of its own (configuration, handle), or the library's, which may move between threads (parent).
+// SAFETY: addresses of its own (configuration, handle), or the library's, which may move between threads
+// (parent).
 unsafe impl Send for InitCall {}
 
 /// A communicator that the library is making.
@@ -122,8 +125,8 @@ impl InitCall {
                 None => ncclResult_t::InvalidUsage,
             },
             Origin::Ids(ids) => match self.library.ncclCommInitRankConfig {
-                // SAFETY: the cell is kept alive by this order and by the communicator; the configuration fits the
-                // library's version and is read during the call.
+                // SAFETY: the cell is kept alive by this order and by the communicator; the configuration
+                // fits the library's version and is read during the call.
                 Some(init) => unsafe { init(handle, ranks, ids[0], rank, config) },
                 None => ncclResult_t::InvalidUsage,
             },
@@ -151,10 +154,11 @@ impl InitCall {
 }
 
 impl PendingInit {
-    /// Starts the call, without the library lock: the library waits for other ranks, some of which may need the lock.
+    /// Starts the call, without the library lock: the library waits for other ranks, some of which may need
+    /// the lock.
     pub fn start(
         library: &'static Library,
-        device: &Device,
+        device: &GpuDevice,
         origin: &Origin,
         place: (usize, usize),
         config: Option<RawConfig>,
@@ -224,7 +228,8 @@ impl PendingInit {
         self.parent.as_ref().map_or(Ok(()), |parent| parent.settle(announced, since))
     }
 
-    /// Makes the thread come back, or leaves it. A parent that is being split fails too: the thread is inside it.
+    /// Makes the thread come back, or leaves it. A parent that is being split fails too: the thread is inside
+    /// it.
     fn give_up(&self, rank: usize, failure: &Error) {
         let is_out = advance(&self.stage, CANCELLED) || self.fetch();
         if !is_out {

@@ -1,7 +1,7 @@
 //! Setting up a communicator: choosing the GPU, exchanging unique ids, and making the library's communicator.
 
 use super::communicator::Communicator;
-use super::device::{self, Device};
+use super::device::{self, GpuDevice};
 use super::init::Origin;
 use super::library::{self, Library};
 use super::streams::Events;
@@ -15,7 +15,8 @@ use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use phalanx_sys::nccl::{Flavour, NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use std::sync::{Arc, Mutex};
 
-/// The GPUs that a rank can use, or the wanted one. An error if there are none, or the library cannot be loaded.
+/// The GPUs that a rank can use, or the wanted one. An error if there are none, or the library cannot be
+/// loaded.
 pub(crate) fn visible(flavour: Flavour, wanted: Option<usize>) -> Result<Visible> {
     let ids = device::ids(flavour)?;
     let library = library::load(flavour)?;
@@ -53,7 +54,7 @@ impl NcclComm {
         let library = library::load(flavour)?;
         // SAFETY: as above.
         let ids = unsafe { exchange_ids(&*host_channel, library, settings.config.unique_ids.unwrap_or(1)) }?;
-        let device = Device::open(flavour, gpu);
+        let device = GpuDevice::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
         let agreed = unsafe { agree(&*host_channel, device.is_ok(), "open its GPU") };
         let device = device?;
@@ -66,7 +67,7 @@ impl NcclComm {
     pub(super) fn assemble(
         host_channel: Box<dyn HostChannel>,
         library: &'static Library,
-        device: Device,
+        device: GpuDevice,
         stream: GpuStream,
         settings: Arc<NcclSettings>,
         origin: &Origin,
@@ -87,7 +88,8 @@ impl NcclComm {
         communicator.make(origin, config)?;
         // SAFETY: as above.
         let arrived = unsafe { host_channel.collective(&Call::empty(Operation::Barrier)) };
-        // A communicator without a watchdog, or that other ranks failed to make, must not stay in the library.
+        // A communicator without a watchdog, or that other ranks failed to make, must not stay in the
+        // library.
         arrived.and_then(|()| watchdog::watch(&communicator)).map_err(|error| communicator.fail(error))?;
         Ok(NcclComm {
             communicator,

@@ -74,8 +74,9 @@ impl Library {
     /// The library's own account of the last error in this process; empty if there was none.
     pub fn last_error(&self) -> Result<String> {
         let last_error = self.need(self.api().ncclGetLastError, "ncclGetLastError")?;
-        // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL at
-        // 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded, lossily.
+        // SAFETY: the communicator is not looked at; the answer is an array of the library that ends in NUL
+        // at 1024 bytes at the latest, which other threads may overwrite meanwhile: it is copied, bounded,
+        // lossily.
         let account = unsafe { text_at(last_error(std::ptr::null_mut())) };
         Ok(account.trim().to_owned())
     }

@@ -6,8 +6,8 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// Lock that a thread holds while it is inside the library for a device: "using different communicators of one device from several threads is not
-/// safe" (NCCL's user guide, thread safety).
+/// Lock that a thread holds while it is inside the library for a device: "using different communicators of
+/// one device from several threads is not safe" (NCCL's user guide, thread safety).
 #[derive(Default)]
 pub(crate) struct LibraryLock {
     inside: Mutex<()>,

@@ -1,8 +1,8 @@
 //! Queue of posted messages. Messages posted up to the next operation or wait are carried out together.
 //!
-//! One thread at a time carries them out: the rank's own, the thread of its started collectives, or one that waits for a
-//! request. It takes all queued messages, so that messages and collectives keep the order of calls; other threads wait. A
-//! group carries messages out at its end, and no other thread does until then.
+//! One thread at a time carries them out: the rank's own, the thread of its started collectives, or one that
+//! waits for a request. It takes all queued messages, so that messages and collectives keep the order of
+//! calls; other threads wait. A group carries messages out at its end, and no other thread does until then.
 
 use crate::contract::{OperationId, Transfer};
 use crate::os::sync::lock;
@@ -14,7 +14,7 @@ use std::thread::ThreadId;
 
 /// The messages of one rank's communicator.
 #[derive(Default)]
-pub(crate) struct Messages {
+pub(crate) struct PostedMessages {
     state: Mutex<State>,
     /// Signalled when no thread carries messages out any more.
     carried_out: Condvar,
@@ -33,7 +33,7 @@ struct State {
     first_pending: usize,
     /// The thread that carries messages out, or has a group open in which it will.
     sender: Option<ThreadId>,
-    /// Those that wait for the end of the sender's group.
+    /// Messages that wait for the end of the sender's group.
     grouped: Vec<Range<usize>>,
     failed: Vec<Failed>,
 }
@@ -52,8 +52,8 @@ impl State {
     }
 }
 
-impl Messages {
-    /// They are taken together.
+impl PostedMessages {
+    /// Adds messages that are carried out together.
     pub fn post<const N: usize>(&self, transfers: [Transfer; N]) -> [OperationId; N] {
         let mut state = lock(&self.state);
         state.queued.extend(transfers);
@@ -84,7 +84,8 @@ impl Messages {
         id.0 < lock(&self.state).first_pending
     }
 
-    /// The right to carry messages out, when no other thread has it. `None` if this one has it already, for its group.
+    /// The right to carry messages out, when no other thread has it. `None` if this one has it already, for
+    /// its group.
     pub fn carry(self: &Arc<Self>) -> Option<Carrying> {
         let me = std::thread::current().id();
         let mut state = lock(&self.state);
@@ -109,7 +110,7 @@ impl Messages {
         lock(&self.state).fail(ids, error);
     }
 
-    /// They fare as the sender's group does.
+    /// Makes messages wait for the sender's group, and share its result.
     pub fn leave_to_group(&self, ids: Range<usize>) {
         lock(&self.state).grouped.push(ids);
     }
@@ -131,7 +132,7 @@ impl Messages {
 }
 
 /// The right to carry messages out. When it is dropped all that were taken are complete.
-pub(crate) struct Carrying(Arc<Messages>);
+pub(crate) struct Carrying(Arc<PostedMessages>);
 
 impl Carrying {
     /// The group has ended, and with it the messages in it.
@@ -162,8 +163,8 @@ mod tests {
     use crate::contract::Direction;
     use crate::types::dtype::DType;
 
-    fn posted() -> (Arc<Messages>, OperationId) {
-        let messages = Arc::new(Messages::default());
+    fn posted() -> (Arc<PostedMessages>, OperationId) {
+        let messages = Arc::new(PostedMessages::default());
         let transfer = Transfer::host(Direction::Send(std::ptr::null()), 1, 0, DType::U8, 0);
         let [id] = messages.post([transfer]);
         (messages, id)

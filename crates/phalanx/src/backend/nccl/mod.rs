@@ -1,13 +1,14 @@
 //! The backend of NCCL and RCCL: each rank is a GPU, driven by a thread or a process.
 //!
 //! How it differs from the model: operations on device memory are enqueued on a stream and complete later
-//! (`sync` waits for them); on host memory, which is copied to the GPU and back, they are complete when they return.
-//! Reductions are the library's: in an order of its own, and f16, bf16 and fp8 in their own precision. There
-//! are no tags. Messages are matched with the collectives in one order.
+//! (`sync` waits for them); on host memory, which is copied to the GPU and back, they are complete when they
+//! return. Reductions are the library's: in an order of its own, and f16, bf16 and fp8 in their own
+//! precision. There are no tags. Messages are matched with the collectives in one order.
 //!
-//! Beside the library's communicator, the ranks share two channels. On the host channel they set up the communicator and
-//! wait for each other. On the control channel they announce their calls, so that missing, dead and differing ranks are
-//! found and named, which NCCL does not do. The channels hide whether ranks share a host.
+//! Beside the library's communicator, the ranks share two channels. On the host channel they set up the
+//! communicator and wait for each other. On the control channel they announce their calls, so that missing,
+//! dead and differing ranks are found and named, which NCCL does not do. The channels hide whether ranks
+//! share a host.
 //!
 //! | file | what |
 //! |---|---|
@@ -70,7 +71,7 @@ use crate::types::error::{Result, UsageError};
 use communicator::Communicator;
 #[cfg(feature = "nccl")]
 use cudarc::driver::CudaGraph;
-use messages::Messages;
+use messages::PostedMessages;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use streams::Events;
@@ -81,7 +82,7 @@ pub(crate) struct NcclComm {
     host_channel: Arc<dyn HostChannel>,
     stream: GpuStream,
     pub(crate) settings: Arc<NcclSettings>,
-    pub(crate) messages: Arc<Messages>,
+    pub(crate) messages: Arc<PostedMessages>,
     events: Events,
     /// The stream of `RawCommunicator`, if there is one.
     portable: Mutex<Option<GpuStream>>,
@@ -93,7 +94,8 @@ pub(crate) struct NcclSettings {
     pub config: Config,
     /// Whether calls are compared between the ranks before anything is enqueued.
     pub check: bool,
-    /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank, it would wait forever.
+    /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank,
+    /// it would wait forever.
     pub driver: Option<ThreadId>,
 }
 
@@ -157,7 +159,8 @@ impl NcclComm {
         self.communicator.adopt(stream)
     }
 
-    /// Makes a separate stream for `RawCommunicator`, so that communication overlaps the application's kernels.
+    /// Makes a separate stream for `RawCommunicator`, so that communication overlaps the application's
+    /// kernels.
     pub fn make_portable(&self) -> Result<Stream> {
         let stream = self.communicator.device.new_stream()?;
         *lock(&self.portable) = Some(stream.clone());
@@ -212,8 +215,9 @@ impl NcclComm {
         let (transfers, ids) = self.messages.take();
         let Some(first) = transfers.first() else { return Ok(()) };
         let result = self.check_driver(first.operation()).and_then(|()| {
-            // SAFETY: the contract of `post`: the memory is valid until its id is settled, which `wait` and `test` do when it
-            // is complete: when `_carrying` is dropped, or the group ends that this thread has open.
+            // SAFETY: the contract of `post`: the memory is valid until its id is settled, which `wait` and
+            // `test` do when it is complete: when `_carrying` is dropped, or the group ends that this thread
+            // has open.
             unsafe { operation::messages(&self.communicator, &transfers, self.settings.check) }
         });
         match &result {

@@ -70,7 +70,7 @@ impl Started {
         self.returns.is_empty() && self.needs.is_empty()
     }
 
-    /// The operation is enqueued: brings host memory back.
+    /// Brings host memory back, once the operation is enqueued.
     fn complete(mut self) -> Result<()> {
         self.communicator.release(&mut self.needs);
         if self.returns.is_empty() {
@@ -106,7 +106,7 @@ impl Started {
         self.returns.drain(..).for_each(|back| back.discard(&self.communicator.stages));
     }
 
-    /// It failed: what the GPU may still use is never freed.
+    /// Leaks the stages of a failed operation, since the GPU may still use them.
     fn abandon(&mut self) {
         if !self.is_simple() {
             tracing::warn!("memory that a failed operation may still use is leaked");
@@ -153,7 +153,7 @@ pub(crate) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
     unsafe { collective_with(communicator, call, Needs::default()) }
 }
 
-/// [`collective`] with what was made for it.
+/// [`collective`] with its reduction operator and stages.
 ///
 /// # Safety
 /// As for [`collective`].
@@ -180,7 +180,8 @@ pub(crate) unsafe fn collective_with(
     launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 
-/// Waits for the arrival, calls the library under its lock, and finishes the operation; in a group, at the group's end.
+/// Waits for the arrival, calls the library under its lock, and finishes the operation; in a group, at the
+/// group's end.
 #[inline(always)]
 fn launch(
     communicator: &Arc<Communicator>,
@@ -294,10 +295,12 @@ unsafe fn bring<'a>(
     Ok(moved)
 }
 
-/// Carries messages out together, or queues them in a group; in checked mode both ends of each compare it before.
+/// Carries messages out together, or queues them in a group; in checked mode both ends of each compare it
+/// before.
 ///
 /// # Safety
-/// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is complete.
+/// The contract of `Backend::post`, until this returns; for device memory, until the stream's work is
+/// complete.
 pub(crate) unsafe fn messages(
     communicator: &Arc<Communicator>,
     transfers: &[Transfer],

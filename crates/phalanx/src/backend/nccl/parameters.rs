@@ -5,9 +5,9 @@ use phalanx_sys::nccl::{Flavour, ncclResult_t};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
-/// What the loaded library takes from its parameters, by their names in the environment (`ncclParamGetAllParameterKeys`,
-/// `ncclParamGetParameter`; 2.30.4). Needs no GPU. NCCL answers those that it documents and has moved to this interface, few as of
-/// 2.32; with `NCCL_PARAM_DUMP_ALL=true` some more.
+/// What the loaded library takes from its parameters, by their names in the environment
+/// (`ncclParamGetAllParameterKeys`, `ncclParamGetParameter`; 2.30.4). Needs no GPU. NCCL answers those that
+/// it documents and has moved to this interface, few as of 2.32; with `NCCL_PARAM_DUMP_ALL=true` some more.
 ///
 /// # Errors
 /// [`Error::MissingFunction`](crate::Error) if the library is too old.

@@ -1,11 +1,12 @@
-//! End of a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with a bound. `ncclCommDestroy` and `ncclCommAbort` free it: nothing may be called with it afterwards.
+//! Ends a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with
+//! a bound. `ncclCommDestroy` and `ncclCommAbort` free the C communicator: no call may follow.
 //!
-//! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and does not come back if one of them aborts instead. There
-//! all ranks go the same way, which they see alike: the communicator is finalized when all have left, and aborted when it
-//! has failed before. A rank that leaves before the others does not wait for that: a thread does.
+//! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and hangs if one of them aborts instead. So
+//! all ranks decide alike, by what all of them see: if the communicator has failed, it is aborted; otherwise
+//! it is finalized once all ranks have left. A rank that leaves early does not wait for that: a thread does.
 
 use super::communicator::{Communicator, ENDING};
-use super::device::Device;
+use super::device::GpuDevice;
 use super::library::Library;
 use super::library_lock::BoundedCall;
 use crate::contract::Departure;
@@ -18,18 +19,18 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// `NCCL_REVOKE_DEFAULT`, the only kind there is.
+/// `NCCL_REVOKE_DEFAULT`, the only flag that exists.
 const REVOKE_DEFAULT: i32 = 0;
 
 /// Longest pause between two checks whether the other ranks have left.
 const SELDOM: Duration = Duration::from_millis(50);
 
-/// How many threads are inside the library to end a communicator, and how many of them nobody waits for any more.
+/// Counts the threads inside the library that end a communicator, and those of them that were given up.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
-/// Waits until no thread of this process is inside the library to end a communicator: one that is being freed counts as ended. False
-/// if one does not come back.
+/// Waits until no thread of this process is inside the library to end a communicator. False if one does not
+/// return.
 pub(crate) fn wait_until_all_are_out() -> bool {
     let since = Instant::now();
     let are_out = || INSIDE.load(Ordering::Acquire) == 0;
@@ -44,7 +45,8 @@ pub(crate) fn wait_until_all_are_out() -> bool {
 impl Communicator {
     /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
     ///
-    /// With operations in an open group, or while it is split, the library looks at it until the end of that, which aborts it.
+    /// If it has operations in an open group, or is being split, the library still reads it: the end of the
+    /// group or split then aborts it.
     pub(crate) fn abort(&self) {
         let Some(abort) = self.library.ncclCommAbort else { return };
         if self.control_channel.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
@@ -58,7 +60,7 @@ impl Communicator {
             let Raw(handle) = { handle };
             let Ok(_locked) = library_lock.acquire_for(bounded_call) else { return };
             if queued.load(Ordering::Acquire) {
-                // Since this was begun.
+                // A group or a split has begun meanwhile, whose end aborts it.
                 return;
             }
             let _not_revoked = lock(&revoking);
@@ -70,7 +72,7 @@ impl Communicator {
         self.drain();
     }
 
-    /// Waits, for a while, until the streams have nothing left of an aborted operation.
+    /// Waits, with a bound, until no stream has work of an aborted operation.
     fn drain(&self) {
         let mut streams = self.streams_beside_the_last();
         let last = lock(&self.last).stream;
@@ -82,8 +84,8 @@ impl Communicator {
         }
     }
 
-    /// Makes a thread that is inside the library with the communicator come out, with an error, from another thread
-    /// (`ncclCommRevoke`, 2.28.7). False where the library cannot.
+    /// Makes the library's calls on this communicator in other threads return with an error
+    /// (`ncclCommRevoke`, 2.28.7). False if the library cannot.
     pub(crate) fn revoke(&self) -> bool {
         let Some(revoke) = self.library.ncclCommRevoke else { return false };
         let (handle, device) = (Raw(self.handle()), self.device);
@@ -91,17 +93,17 @@ impl Communicator {
         bounded(self.rank, "ncclCommRevoke", move |_| {
             let Raw(handle) = { handle };
             let _current = device.enter();
-            // The thread that it makes come out would free the communicator while this one is still inside.
+            // The thread that returns would free the communicator while this one still uses it.
             let _not_freed = lock(&revoking);
             if !ended.load(Ordering::Acquire) {
-                // SAFETY: a communicator that is there until the lock is dropped; it first sets the flags that all loops of the
-                // library look at, which is what it is for.
+                // SAFETY: a communicator that is there until the lock is dropped; it first sets the flags
+                // that all loops of the library look at, which is what it is for.
                 unsafe { revoke(handle, REVOKE_DEFAULT) };
             }
         })
     }
 
-    /// Fails a communicator that holds a thread of ours, and so must not be ended: it is leaked.
+    /// Marks a communicator as failed and leaks it: one of our threads is inside it, so it must not be freed.
     pub(crate) fn leak(&self, failure: Error) {
         tracing::error!(
             rank = self.rank,
@@ -111,13 +113,14 @@ impl Communicator {
         self.fail(failure);
     }
 
-    /// The end: waits for the work, finalizes and destroys; aborts what does not end, or must not wait.
+    /// Ends the communicator: waits for its work, then finalizes and destroys it. Aborts it if the work does
+    /// not end or must not be waited for.
     pub fn depart(self: &Arc<Self>, departure: Departure) {
         if self.is_departing.swap(true, Ordering::AcqRel) {
             return;
         }
         if departure == Departure::Panicked {
-            // Told before what others may find of the abort.
+            // Publish the failure before other ranks can notice the abort.
             self.control_channel.depart(departure);
             return self.abort();
         }
@@ -138,7 +141,7 @@ impl Communicator {
         }
     }
 
-    /// Aborts. The others must not wait for this rank in the library: they do the same.
+    /// Aborts, and makes the other ranks abort too: they must not wait for this rank in the library.
     pub(crate) fn end_alone(&self) {
         if self.is_departing() && self.library.ends_together() {
             self.is_alone.store(true, Ordering::Release);
@@ -147,7 +150,7 @@ impl Communicator {
         self.abort();
     }
 
-    /// Waits for a while; false if it was in vain.
+    /// Waits with a bound; false if it has passed.
     fn wait_for_end(&self, is_over: impl Fn() -> bool) -> bool {
         let since = Instant::now();
         while !is_over() {
@@ -159,9 +162,11 @@ impl Communicator {
         true
     }
 
-    /// How the communicator ends, as all ranks see it alike: finalized (true), aborted (false), or not decided yet.
+    /// Decides how the communicator ends, the same on all ranks: finalized (true), aborted (false), or not
+    /// decided yet (`None`).
     ///
-    /// A failing rank leaves after its failure is visible, so a rank that sees all others gone sees the failure too.
+    /// A failing rank leaves after its failure is visible, so a rank that sees all others gone sees the
+    /// failure too.
     fn outcome_of_all(&self) -> Option<bool> {
         let have_all_left = self.control_channel.have_all_left();
         let is_over = self.is_alone.load(Ordering::Acquire) || self.control_channel.check().is_err();
@@ -171,7 +176,7 @@ impl Communicator {
         have_all_left.then_some(true)
     }
 
-    /// The end with all others, when that is decided.
+    /// Waits for the decision, then ends the communicator accordingly.
     fn end_with_others(&self) {
         let since = Instant::now();
         let orderly = loop {
@@ -185,13 +190,13 @@ impl Communicator {
         }
     }
 
-    /// Leaves; false if the communicator has to be aborted.
+    /// Leaves the communicator; false if it has to be aborted.
     fn end(self: &Arc<Self>) -> bool {
         if let Err(error) = self.sync() {
             tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
             return false;
         }
-        // What came later may need what was there before.
+        // Resources are freed in reverse order, since later ones may use earlier ones.
         for (_, handle) in std::mem::take(&mut *lock(&self.registrations)).into_iter().rev() {
             if let Err(error) = self.deregister(handle) {
                 tracing::warn!(
@@ -200,11 +205,11 @@ impl Communicator {
                 );
             }
         }
-        // Ranks that are gone will not take part in the end.
+        // Lost ranks do not take part in the shutdown.
         if self.control_channel.has_casualties() {
             return false;
         }
-        // Peers that still need this rank must not wait for it while it ends.
+        // Tell peers that still need this rank before the shutdown, which may take long.
         self.control_channel.depart(Departure::Left);
         if !self.library.ends_together() {
             return self.finish();
@@ -239,25 +244,27 @@ impl Communicator {
             }
             let _ = sender.send(is_finalized);
         });
-        // If a thread is still inside, nobody may abort.
+        // While a thread is inside the library, aborting is not allowed.
         !came_back || finalized.recv() == Ok(true)
     }
 }
 
-/// State that the ending thread needs. A thread that the library never lets go holds only this.
+/// State of the thread that ends a communicator. A thread that the library never returns to us holds only
+/// this.
 struct Shutdown {
     library: &'static Library,
     handle: Raw,
-    device: Device,
+    device: GpuDevice,
     ended: Arc<AtomicBool>,
-    /// The library looks at the communicator at the end of a group, or of a split (of another thread, where the process exits).
+    /// The library looks at the communicator at the end of a group, or of a split (of another thread, where
+    /// the process exits).
     queued: Arc<AtomicBool>,
     revoking: Arc<Mutex<()>>,
     rank: usize,
 }
 
 impl Shutdown {
-    /// Peers that have gone meanwhile do not matter any more.
+    /// Peers that are lost from now on are ignored.
     fn finalize(&self, bounded_call: &Arc<BoundedCall>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
         let _current = self.device.enter();
@@ -285,8 +292,8 @@ impl Shutdown {
         state == ncclResult_t::Success
     }
 
-    /// Calls the library under the device's library lock, but hidden from the watchdog: the call has its own bound, and the
-    /// library refuses to be revoked now.
+    /// Calls the library under the device's library lock, but hidden from the watchdog: the call has its own
+    /// bound, and the library refuses to be revoked now.
     fn call(
         &self,
         bounded_call: &Arc<BoundedCall>,
@@ -301,8 +308,8 @@ impl Shutdown {
         }
     }
 
-    /// Calls the library without the device's library lock, since the call waits for other ranks. Two ranks could end two
-    /// communicators in different orders. Meanwhile nobody may end this one.
+    /// Calls the library without the device's library lock, since the call waits for other ranks. Two ranks
+    /// could end two communicators in different orders. Meanwhile nobody may end this one.
     fn call_beside_others(
         &self,
         bounded_call: &Arc<BoundedCall>,
@@ -327,7 +334,8 @@ impl Shutdown {
         let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
         let _not_revoked = lock(&self.revoking);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by both locks.
+            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by both
+            // locks.
             unsafe { destroy(self.handle.0) };
         }
     }
@@ -342,13 +350,13 @@ struct Raw(ncclComm_t);
 // SAFETY: moving a communicator between threads is fine (NCCL's user guide, thread safety).
 unsafe impl Send for Raw {}
 
-/// Runs `f` in a thread of its own; true if it came back within [`ENDING`]. A late thread is leaked, and no other thread waits
-/// for a library lock that it holds.
+/// Runs `f` in a new thread; true if it returned within [`ENDING`]. A late thread is leaked, and no other
+/// thread waits for a library lock that it holds.
 fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
     let bounded_call = BoundedCall::new(what);
     let of_thread = bounded_call.clone();
-    // Set by whichever comes first: the thread comes back, or is given up.
+    // Set by the first of two events: the thread returns, or is given up.
     let settled = Arc::new(AtomicBool::new(false));
     let of_both = settled.clone();
     INSIDE.fetch_add(1, Ordering::AcqRel);

@@ -1,9 +1,9 @@
 //! Host memory in operations of GPUs: copied to the device before, and back afterwards.
 //!
-//! The copies go through pinned memory of the backend's own, so that the GPU never touches the caller's memory:
-//! a caller that gives up waiting may free it at once.
+//! The copies go through pinned memory of the backend's own, so that the GPU never touches the caller's
+//! memory: a caller that gives up waiting may free it at once.
 
-use super::device::{Device, DeviceMemory, PinnedMemory};
+use super::device::{DeviceMemory, GpuDevice, PinnedMemory};
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
@@ -39,7 +39,7 @@ unsafe impl Send for Return {}
 
 impl Stages {
     /// The smallest free stage with room for so many bytes, or a new one.
-    pub fn take(&self, device: &Device, bytes: usize) -> Result<Stage> {
+    pub fn take(&self, device: &GpuDevice, bytes: usize) -> Result<Stage> {
         let mut free = lock(&self.0);
         let fits = |(_, stage): &(usize, &Stage)| stage.bytes >= bytes;
         let best = free.iter().enumerate().filter(fits).min_by_key(|(_, stage)| stage.bytes);
@@ -73,7 +73,7 @@ impl Stage {
     /// `source` is readable for so many bytes, no more than the stage has.
     pub unsafe fn fill(
         &self,
-        device: &Device,
+        device: &GpuDevice,
         source: *const u8,
         bytes: usize,
         stream: RawStream,
@@ -85,7 +85,8 @@ impl Stage {
         }
     }
 
-    /// What brings bytes of the stage, from an offset on, back to a target (if it is not null) after the stream's operation.
+    /// What brings bytes of the stage, from an offset on, back to a target (if it is not null) after the
+    /// stream's operation.
     pub fn returning(self, stream: RawStream, (offset, target, bytes): (usize, *mut u8, usize)) -> Return {
         Return { stage: self, stream, offset, target, bytes }
     }
@@ -97,7 +98,7 @@ impl Return {
     }
 
     /// Copies to pinned memory, behind the stream's work.
-    pub fn download(&self, device: &Device, stream: RawStream) -> Result<()> {
+    pub fn download(&self, device: &GpuDevice, stream: RawStream) -> Result<()> {
         if self.target.is_null() || self.bytes == 0 {
             return Ok(());
         }

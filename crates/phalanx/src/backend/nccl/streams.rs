@@ -1,7 +1,7 @@
 //! Events between the communicator's stream and the application's, by handle.
 
 use super::NcclComm;
-use super::device::Event;
+use super::device::GpuEvent;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Backend, StreamSyncOps};
 use crate::os::sync::lock;
@@ -18,11 +18,11 @@ pub(crate) struct Events(Mutex<Alive>);
 #[derive(Default)]
 struct Alive {
     last: u64,
-    events: HashMap<u64, Arc<Event>>,
+    events: HashMap<u64, Arc<GpuEvent>>,
 }
 
 impl NcclComm {
-    fn event(&self, event: u64) -> Result<Arc<Event>> {
+    fn event(&self, event: u64) -> Result<Arc<GpuEvent>> {
         lock(&self.events.0).events.get(&event).cloned().ok_or_else(|| UsageError::Event { event }.into())
     }
 
@@ -36,7 +36,7 @@ impl NcclComm {
 
 impl StreamSyncOps for NcclComm {
     fn create_event(&self) -> Result<u64> {
-        let event = Event::new(&self.communicator.device)?;
+        let event = GpuEvent::new(&self.communicator.device)?;
         let mut alive = lock(&self.events.0);
         alive.last += 1;
         let number = alive.last;

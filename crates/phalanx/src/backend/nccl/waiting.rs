@@ -9,8 +9,8 @@ use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::{Duration, Instant};
 
-/// Time to wait for the peer's end to show after the library lost the connection. Without any other sign, heartbeats show it
-/// after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
+/// How long to look for the lost peer after the library reports a broken connection. Without any other sign,
+/// missing heartbeats show it after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
 const BLAME: Duration = Duration::from_millis(2000);
 
 /// The function that reports asynchronous errors.
@@ -28,7 +28,7 @@ impl Communicator {
         unsafe { self.library.async_state(self.handle()) }
     }
 
-    /// Waits until the library has done what it answered `ncclInProgress` for.
+    /// Waits for the end of a call that returned `ncclInProgress`.
     pub fn settle(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
@@ -45,8 +45,8 @@ impl Communicator {
         }
     }
 
-    /// The error for an answer of the library. Where that has lost a peer, who it was: a connection breaks before the end of
-    /// the process behind it can be seen.
+    /// The error for a status of the library. If the library has lost a peer, waits until that peer is known:
+    /// its connection breaks before the end of its process shows.
     pub(crate) fn cause(
         &self,
         answer: ncclResult_t,
@@ -66,10 +66,11 @@ impl Communicator {
         error.within(self.rank, announced).fatal()
     }
 
-    /// The error for a call that the library did not take: the failure, where the communicator has failed before or has lost a peer.
+    /// The error for a call that the library did not take: the failure, where the communicator has failed
+    /// before or has lost a peer.
     ///
-    /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is to be aborted (NCCL's user
-    /// guide, error handling); the others would wait for this rank.
+    /// A communicator whose call failed for other reasons than its arguments may be connected in part, and is
+    /// to be aborted (NCCL's user guide, error handling); the others would wait for this rank.
     #[cold]
     pub(crate) fn refused(&self, error: Error, announced: &AnnouncedCall) -> Error {
         if let Err(failure) = self.check() {
@@ -84,7 +85,8 @@ impl Communicator {
             Error::Library(error) if !is_refusal(&error) => {
                 self.fail(error.as_ref().clone().within(self.rank, announced).fatal())
             }
-            // Another communicator of the group has failed. The peers were announced a call that never starts.
+            // Another communicator of the group has failed. The peers were announced a call that never
+            // starts.
             error if error.is_fatal() => self.fail(error),
             // What is wrong with the arguments is so on all ranks, where it counts as a call.
             error => error,
@@ -145,7 +147,8 @@ impl Communicator {
         let _waiting = self.control_channel.waiting();
         loop {
             match self.device.is_idle(stream) {
-                // Work that was aborted meanwhile, by the watchdog, leaves the stream as work that is complete does.
+                // Work that was aborted meanwhile, by the watchdog, leaves the stream as work that is
+                // complete does.
                 Ok(true) => return self.check(),
                 Ok(false) => {}
                 Err(error) => return Err(self.fail(error)),

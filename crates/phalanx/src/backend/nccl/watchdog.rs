@@ -1,7 +1,7 @@
 //! The watchdog: one thread of the process, which watches communicators without a waiting thread.
 //!
-//! It looks for a thread that is stuck inside the library, for GPU work that cannot end because a peer is gone or missing,
-//! and for asynchronous errors of the library. It costs an operation two stores.
+//! It looks for a thread that is stuck inside the library, for GPU work that cannot end because a peer is
+//! gone or missing, and for asynchronous errors of the library. It costs an operation two stores.
 
 use super::communicator::{Communicator, ENDING};
 use super::init::look_unless_initializing;
@@ -27,7 +27,7 @@ static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 /// A communicator, with the state seen in the last round.
 struct Watched {
     communicator: Weak<Communicator>,
-    /// The visit to the library that is going on, and since when.
+    /// The current call into the library, and when it was first seen.
     library_calls: u64,
     calling_since: Instant,
     /// The last enqueued call, and since when it is the last.
@@ -51,11 +51,12 @@ pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     Ok(())
 }
 
-/// The process exits with communicators that nobody has dropped. After the library's own destructors its threads would crash
-/// (those that serve its sockets do), and peers would lose what is still on its way to them.
+/// The process exits with communicators that nobody has dropped. After the library's own destructors its
+/// threads would crash (those that serve its sockets do), and peers would lose what is still on its way to
+/// them.
 ///
-/// Other threads of the process may still be in operations, which are watched meanwhile. Where one does not come out in time, or a
-/// group or a split is still open, the process leaves without the destructors.
+/// Other threads of the process may still be in operations, which are watched meanwhile. Where one does not
+/// come out in time, or a group or a split is still open, the process leaves without the destructors.
 fn end(status: Option<c_int>) {
     let watched: Vec<_> =
         lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
@@ -64,8 +65,8 @@ fn end(status: Option<c_int>) {
     let longest = alive.iter().map(|one| one.control_channel.timeout()).max().unwrap_or_default();
     let limit = if is_well { longest + 2 * ENDING } else { ENDING };
     let (sender, ended) = channel::<()>();
-    // Ranks of one process wait for each other, so each device has a thread. On one device the last that was made comes first, on all
-    // ranks, since they wait for each other while they hold the library lock.
+    // Ranks of one process wait for each other, so each device has a thread. On one device the last that was
+    // made comes first, on all ranks, since they wait for each other while they hold the library lock.
     let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
     for communicator in alive.iter().rev().filter(|one| one.is_departing() || !one.is_queued()) {
         let device = std::ptr::from_ref(communicator.device.library_lock).addr();
@@ -91,7 +92,7 @@ fn end(status: Option<c_int>) {
     drop(sender);
     let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
     let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && wait_until_all_are_out();
-    // What the threads of this process have for themselves is gone: dropping them is too late.
+    // The thread-locals of this process are destroyed: too late to drop the communicators.
     std::mem::forget(alive);
     if let (Some(status), false) = (status, is_quiet) {
         leave(status);
@@ -170,7 +171,7 @@ impl Watched {
 impl Communicator {
     /// An asynchronous error of the library.
     fn reported_error(&self, announced: &AnnouncedCall) -> Option<Error> {
-        // Whoever is inside looks for itself.
+        // A thread that is inside the library looks for errors itself.
         let state = look_unless_initializing(|| self.async_state(&self.try_lock_library()?).ok())?;
         match state {
             ncclResult_t::Success | ncclResult_t::InProgress => None,

@@ -82,8 +82,8 @@ impl NvshmemComm {
         (call.blocks.longest().max(call.recv_blocks.longest()) * call.dtype.size()) as u64
     }
 
-    /// The places of the buffers, the same on every PE, if the library has the operation and both are symmetric
-    /// memory; else 0.
+    /// The places of the buffers, the same on every PE, if the library has the operation and both are
+    /// symmetric memory; else 0.
     fn places(&self, call: &Call<'_>) -> [u64; 2] {
         use Operation::*;
         if call.spaces != [Space::Device; 2] || !matches!(call.blocks, Blocks::Equal(_)) {
@@ -110,7 +110,8 @@ impl NvshmemComm {
     /// Enqueues the library's own collective; false if it has none.
     ///
     /// # Safety
-    /// The buffers are symmetric memory, at the same place on all PEs, and all PEs are here with the same call.
+    /// The buffers are symmetric memory, at the same place on all PEs, and all PEs are here with the same
+    /// call.
     unsafe fn enqueue_collective(
         &self,
         call: &Call<'_>,
@@ -163,8 +164,8 @@ impl NvshmemComm {
         Ok(true)
     }
 
-    /// Makes each stream wait for all PEs. A peer writes to this rank's memory when its own stream gets there, which
-    /// may be while this stream still uses it.
+    /// Makes each stream wait for all PEs. A peer writes to this rank's memory when its own stream gets
+    /// there, which may be while this stream still uses it.
     fn sync_team(&self, team: nvshmem_team_t, stream: RawStream) -> Result<()> {
         let (name, library) = ("nvshmemx_team_sync_on_stream", self.process.library);
         let sync = library.need(library.nvshmemx_team_sync_on_stream, name)?;
@@ -207,7 +208,8 @@ impl NvshmemComm {
         Ok(function.map(|function| LibraryReduction { function, name, scatters, method }))
     }
 
-    /// A reduction by the library in the stage. On device memory enqueued; on host memory complete when it returns.
+    /// A reduction by the library in the stage. On device memory enqueued; on host memory complete when it
+    /// returns.
     ///
     /// # Safety
     /// The contract of `Backend::collective`; all PEs are here with the same call.
@@ -235,7 +237,8 @@ impl NvshmemComm {
                 let (len, offset) = (call.blocks.len(block) * size, call.blocks.offset(part) * size);
                 let source = call.send.wrapping_add(if reduce.scatters { offset } else { 0 } + begin);
                 // The tail of a shorter block holds old contents of the stage, whose result is not used.
-                // SAFETY: the caller's contract; what the stage held was used on this stream, or before all met.
+                // SAFETY: the caller's contract; what the stage held was used on this stream, or before all
+                // met.
                 unsafe {
                     self.bring(
                         part * bytes,

@@ -1,4 +1,5 @@
-//! GPU calls of the backend: events, pinned memory, copies. Streams are raw here; the process keeps them alive.
+//! GPU calls of the backend: events, pinned memory, copies. Streams are raw here; the process keeps them
+//! alive.
 
 pub(crate) use super::pe::copy;
 use super::pe::{PeDevice, device_error};
@@ -67,7 +68,8 @@ impl Drop for StreamEvent {
     }
 }
 
-/// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the copies.
+/// Page-locked host memory, zero at first. No copy is under way when it is dropped, by the contract of the
+/// copies.
 pub(crate) struct Pinned {
     pub start: *mut u8,
     device: PeDevice,

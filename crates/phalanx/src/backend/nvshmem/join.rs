@@ -1,4 +1,5 @@
-//! Joining: the ranks compare their calls before they enqueue anything, and look for dead peers while they wait.
+//! Joining: the ranks compare their calls before they enqueue anything, and look for dead peers while they
+//! wait.
 
 use super::{NvshmemComm, device};
 use crate::contract::{Call, Operation};

@@ -26,12 +26,13 @@ impl<'a> Nvshmem<'a> {
         Nvshmem { comm, lane }
     }
 
-    /// `len` elements of symmetric memory on every rank, zero: collectives on it are the library's own, without a copy.
-    /// Collective over all PEs, with the same length and type on all of them. `nvshmem_malloc`
+    /// `len` elements of symmetric memory on every rank, zero: collectives on it are the library's own,
+    /// without a copy. Collective over all PEs, with the same length and type on all of them.
+    /// `nvshmem_malloc`
     ///
     /// # Errors
-    /// [`Error::Library`] if there is not enough memory on some PE, [`Error::Mismatch`] if the PEs ask for different sizes;
-    /// [`Error::Unsupported`] on a communicator that has not all PEs.
+    /// [`Error::Library`] if there is not enough memory on some PE, [`Error::Mismatch`] if the PEs ask for
+    /// different sizes; [`Error::Unsupported`] on a communicator that has not all PEs.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let process = &self.comm.process;
         if self.comm.pes.len() != process.pes {
@@ -74,12 +75,12 @@ impl fmt::Debug for Nvshmem<'_> {
 
 /// Symmetric memory of a communicator's ranks, of the GPU, as [`Nvshmem::alloc`] gives it.
 ///
-/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and [`view_mut`](Buffer::view_mut). The
-/// library carries out a collective of equal blocks without a copy, if both buffers are of this type and at the same
-/// place on all ranks.
+/// A buffer of every operation, and of cudarc through [`view`](Buffer::view) and
+/// [`view_mut`](Buffer::view_mut). The library carries out a collective of equal blocks without a copy, if
+/// both buffers are of this type and at the same place on all ranks.
 ///
-/// [`free`](Buffer::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
-/// [`Comm::finalize`](crate::Comm::finalize) ends the library, with a line in the log.
+/// [`free`](Buffer::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays
+/// allocated until [`Comm::finalize`](crate::Comm::finalize) ends the library, with a line in the log.
 pub struct Buffer<T: Element> {
     process: Arc<NvshmemProcess>,
     /// cudarc's handle on memory that is not cudarc's to free.
@@ -130,14 +131,15 @@ impl<T: Element> Buffer<T> {
         self.slice.slice_mut(range)
     }
 
-    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on all PEs.
-    /// `nvshmem_free`
+    /// Waits for whatever the GPU still does, then gives the memory back. Collective, in the same order on
+    /// all PEs. `nvshmem_free`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.
     pub fn free(self) -> Result<()> {
         let this = ManuallyDrop::new(self);
-        // SAFETY: each is taken once, since `this` is not dropped; cudarc forgets the memory, and frees its events.
+        // SAFETY: each is taken once, since `this` is not dropped; cudarc forgets the memory, and frees its
+        // events.
         let (process, slice) =
             unsafe { (std::ptr::read(&raw const this.process), std::ptr::read(&raw const *this.slice)) };
         let _ = slice.leak();

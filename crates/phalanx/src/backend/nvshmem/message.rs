@@ -1,8 +1,8 @@
-//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel; the
-//! receiver gets the part and sends a receipt, which frees the slot.
+//! Messages: a sender copies a part to a slot of its symmetric memory and sends a header over a host channel;
+//! the receiver gets the part and sends a receipt, which frees the slot.
 //!
-//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all of it is
-//! in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
+//! Headers are matched by the host backend, in the order of posting and by tags. A message is sent when all
+//! of it is in slots, so the receiver may come later while slots are free. No GPU waits for a peer.
 
 use super::NvshmemComm;
 use super::device::StreamEvent;
@@ -93,7 +93,7 @@ impl MovingTransfer {
         if self.done == self.bytes() { TransferStep::Done } else { TransferStep::Begin }
     }
 
-    /// NvshmemMessages with the same key are matched in the order of posting: one after the other.
+    /// Transfers with the same key are matched one after the other, in the order of posting.
     fn key(&self) -> (bool, usize, u32) {
         (matches!(self.transfer.direction, Direction::Send(_)), self.transfer.peer, self.transfer.tag)
     }
@@ -290,7 +290,8 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this process.
+    /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this
+    /// process.
     pub(crate) fn settle_messages(&self) {
         let since = Instant::now();
         while self.messages.has_sent() && self.check().is_ok() {

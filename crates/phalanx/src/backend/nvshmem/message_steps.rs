@@ -1,4 +1,5 @@
-//! The steps of a message: copy a part to a slot, send its header, fetch it at the receiver, send the receipt.
+//! The steps of a message: copy a part to a slot, send its header, fetch it at the receiver, send the
+//! receipt.
 
 use super::device::StreamEvent;
 use super::message::{MessageState, MovingTransfer, PartHeader, TransferStep};
@@ -209,8 +210,8 @@ impl NvshmemComm {
         StreamEvent::behind(stream)
     }
 
-    /// Gets a part from a peer's slot, behind the stream's work: to device memory, or to the pinned mirror of host
-    /// memory.
+    /// Gets a part from a peer's slot, behind the stream's work: to device memory, or to the pinned mirror of
+    /// host memory.
     ///
     /// # Safety
     /// The target takes so many bytes; the peer's slot holds them; the slot here is not in use.

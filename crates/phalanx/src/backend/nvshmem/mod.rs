@@ -1,15 +1,16 @@
-//! The NVSHMEM backend: ranks are PEs, processes with one GPU each. It is for programs that use symmetric memory, put
-//! and get and want the rest of phalanx beside them. Bulk collectives are faster with NCCL.
+//! The NVSHMEM backend: ranks are PEs, processes with one GPU each. It is for programs that use symmetric
+//! memory, put and get and want the rest of phalanx beside them. Bulk collectives are faster with NCCL.
 //!
 //! How it differs from the model: NVSHMEM waits without limit for a missing rank, and enqueued work cannot be
-//! cancelled. So the ranks join and compare each collective on the host before they enqueue any of it, whatever
-//! `PHALANX_CHECK` says. If the buffers are [symmetric memory](Buffer) at the same place on all ranks, the library's
-//! own collectives are then enqueued. All other memory goes through the stage, symmetric memory of the backend's,
-//! piece by piece: a rank copies its piece to its stage, the ranks line up, and each gets its pieces from the others'
-//! stages. There no GPU waits for another.
+//! cancelled. So the ranks join and compare each collective on the host before they enqueue any of it,
+//! whatever `PHALANX_CHECK` says. If the buffers are [symmetric memory](Buffer) at the same place on all
+//! ranks, the library's own collectives are then enqueued. All other memory goes through the stage, symmetric
+//! memory of the backend's, piece by piece: a rank copies its piece to its stage, the ranks line up, and each
+//! gets its pieces from the others' stages. There no GPU waits for another.
 //!
-//! Reductions are the library's, in its order, f16 and bf16 in their own precision, if it has them and the ranks form
-//! a team. Averages, pre-multiplied sums, 8-bit floats, and ranks without a team are reduced on the host.
+//! Reductions are the library's, in its order, f16 and bf16 in their own precision, if it has them and the
+//! ranks form a team. Averages, pre-multiplied sums, 8-bit floats, and ranks without a team are reduced on
+//! the host.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! This process as a PE: the context that its communicators share, and the stage and slots through which other memory
-//! goes.
+//! This process as a PE: the context that its communicators share, and the stage and slots through which
+//! other memory goes.
 //!
 //! An operation that uses the stage holds `operating`, for as long as peers may read this rank's part.
 
@@ -25,8 +25,8 @@ const INCOMING: usize = 4;
 /// The context, shared by threads that take turns.
 pub(crate) struct SharedContext(Context);
 
-// SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around this sees
-// to that. What a context borrows out never leaves this module.
+// SAFETY: the library accepts calls of any thread, one at a time (NVSHMEM_THREAD_SERIALIZED); the lock around
+// this sees to that. What a context borrows out never leaves this module.
 unsafe impl Send for SharedContext {}
 
 impl std::ops::Deref for SharedContext {

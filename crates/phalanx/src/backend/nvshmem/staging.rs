@@ -204,8 +204,8 @@ impl NvshmemComm {
         Ok(())
     }
 
-    /// Copies to the stage, behind the stream's work. Host memory goes through pinned memory, so that a caller that
-    /// gives up can free its buffer.
+    /// Copies to the stage, behind the stream's work. Host memory goes through pinned memory, so that a
+    /// caller that gives up can free its buffer.
     ///
     /// # Safety
     /// `source` is readable for so many bytes; the place is not in use.

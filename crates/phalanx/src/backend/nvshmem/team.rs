@@ -7,8 +7,8 @@ use crate::types::error::Result;
 use phalanx_sys::nvshmem::{nvshmem_team_t, team};
 use std::sync::atomic::Ordering;
 
-/// Most teams of a process at a time. The library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them; with NVLink
-/// multicast fewer ([`Limits::teams`](super::pe::Limits::teams)).
+/// Most teams of a process at a time. The library has 128 (`NVSHMEM_MAX_TEAMS`), its own among them; with
+/// NVLink multicast fewer ([`Limits::teams`](super::pe::Limits::teams)).
 const MOST: usize = 16;
 
 /// A team whose PEs are the ranks, in their order.
@@ -24,9 +24,9 @@ impl TeamHandle {
 }
 
 impl NvshmemComm {
-    /// The team for this rank's part of a split; `None` where the library cannot make one: a team is a strided subset
-    /// of its parent's PEs, in their order. Collective over this communicator, since all its ranks make each of the
-    /// teams.
+    /// The team for this rank's part of a split; `None` where the library cannot make one: a team is a
+    /// strided subset of its parent's PEs, in their order. Collective over this communicator, since all its
+    /// ranks make each of the teams.
     pub(crate) fn split_team(&self, color: Option<u32>, key: i64) -> Result<Option<TeamHandle>> {
         let Some(parent) = self.team else { return Ok(None) };
         let (rank, ranks) = (self.rank(), self.pes.len());

@@ -4,7 +4,7 @@ use super::wire::{Hello, framed, receive_id, receive_payload, refusal};
 use super::{Joined, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
-use crate::os::{Address, Connection, Process, user_id};
+use crate::os::{Address, LocalConnection, Process, user_id};
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
 use std::io;
@@ -65,7 +65,7 @@ fn lost(e: io::Error) -> Error {
     )
 }
 
-fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) -> Result<Connection> {
+fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) -> Result<LocalConnection> {
     let connection = loop {
         match address.connect() {
             Ok(connection) => break connection,
@@ -91,7 +91,7 @@ fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) 
 
 /// Sends the hello, and waits for the first word of the answer.
 fn introduce(
-    connection: &Connection,
+    connection: &LocalConnection,
     hello: Hello,
     payload: &[u8],
     own: &Process,

@@ -4,7 +4,7 @@ use super::wire::{HELLO_LEN, Hello, JOINER, framed, receive_payload, refuse};
 use super::{JoinParameters, Joined, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
-use crate::os::{Connection, CpuSet, Listener, Process, SharedFile, usable_cpus, user_id};
+use crate::os::{CpuSet, Listener, LocalConnection, Process, SharedFile, usable_cpus, user_id};
 use crate::rendezvous::environment::cores_from_environment;
 use crate::types::error::{BootstrapError, Error, Result};
 use std::io;
@@ -19,7 +19,7 @@ const FAREWELL: Duration = Duration::from_millis(150);
 
 /// A rank that has connected.
 struct Arrival {
-    connection: Connection,
+    connection: LocalConnection,
     process: Process,
     cpus: CpuSet,
     payload: Vec<u8>,
@@ -135,7 +135,7 @@ fn missing_ranks(arrivals: &[Option<Arrival>], timeout: Duration) -> Error {
 /// Receives a rank's hello and handle. Strangers are refused; a contradiction between ranks ends the join.
 fn receive_arrival(
     parameters: &JoinParameters<'_>,
-    connection: Connection,
+    connection: LocalConnection,
     timeout_left: Duration,
     arrivals: &mut [Option<Arrival>],
 ) -> Result<()> {
@@ -268,7 +268,7 @@ fn count_cores(others: impl Iterator<Item = CpuSet>) -> usize {
 }
 
 /// A hello, if it belongs to this join, and its payload.
-fn receive_hello(connection: &Connection, parameters: &JoinParameters<'_>) -> Option<(Hello, Vec<u8>)> {
+fn receive_hello(connection: &LocalConnection, parameters: &JoinParameters<'_>) -> Option<(Hello, Vec<u8>)> {
     let mut bytes = [0; HELLO_LEN];
     connection.receive(&mut bytes).ok()?;
     let hello = Hello::from_bytes(&bytes).filter(|hello| parameters.expects(hello))?;

@@ -1,6 +1,6 @@
 //! The messages of a join, as bytes: a rank's hello, its payload, and rank 0's refusal.
 
-use crate::os::{Connection, CpuSet};
+use crate::os::{CpuSet, LocalConnection};
 use crate::types::MAX_RANKS;
 use crate::types::error::{BootstrapError, Error};
 use std::io;
@@ -62,7 +62,7 @@ pub(super) fn framed(payload: &[u8]) -> Vec<u8> {
     [&(payload.len() as u32).to_le_bytes(), payload].concat()
 }
 
-pub(super) fn receive_payload(connection: &Connection) -> io::Result<Vec<u8>> {
+pub(super) fn receive_payload(connection: &LocalConnection) -> io::Result<Vec<u8>> {
     let mut len = [0; 4];
     connection.receive(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
@@ -75,7 +75,7 @@ pub(super) fn receive_payload(connection: &Connection) -> io::Result<Vec<u8>> {
 }
 
 /// A refusal: a zero, the reason, and the ranks that are missing.
-pub(super) fn refuse(connection: &Connection, reason: &str, missing: &[usize]) -> io::Result<()> {
+pub(super) fn refuse(connection: &LocalConnection, reason: &str, missing: &[usize]) -> io::Result<()> {
     let reason = &reason.as_bytes()[..reason.len().min(MAX_REASON)];
     let mut bytes = Vec::with_capacity(16 + reason.len() + 4 * missing.len());
     bytes.extend_from_slice(&0u64.to_le_bytes());
@@ -88,7 +88,7 @@ pub(super) fn refuse(connection: &Connection, reason: &str, missing: &[usize]) -
     connection.send(&bytes)
 }
 
-pub(super) fn refusal(connection: &Connection) -> io::Result<Error> {
+pub(super) fn refusal(connection: &LocalConnection) -> io::Result<Error> {
     let number = || -> io::Result<usize> {
         let mut bytes = [0; 4];
         connection.receive(&mut bytes)?;
@@ -106,7 +106,7 @@ pub(super) fn refusal(connection: &Connection) -> io::Result<Error> {
     .into())
 }
 
-pub(super) fn receive_id(connection: &Connection) -> io::Result<u64> {
+pub(super) fn receive_id(connection: &LocalConnection) -> io::Result<u64> {
     let mut id = [0; 8];
     connection.receive(&mut id)?;
     Ok(u64::from_le_bytes(id))

@@ -122,7 +122,7 @@ impl Relay {
     pub fn new(store: Store, rank: usize, topology: HostTopology) -> Result<Relay> {
         let ranks = topology.world_size();
         let replicas = Arc::new(Replicas::new(ranks));
-        store.set_audience(replicas.clone());
+        store.set_subscriber(replicas.clone());
         let shared = Arc::new(Shared { rank, store, replicas });
         let interval = (Duration::from_secs((ranks * ranks) as u64) / MESSAGES).clamp(OFTEN, SELDOM);
         let (stop, stopped) = channel();

@@ -57,8 +57,8 @@ impl Shared {
 
     pub fn send(&self, to: &[u32], channel: SegmentId, content: Content) {
         let bytes = postcard::to_allocvec(&Message { channel, content }).expect("plain data");
-        // An error is the end of the connection, which `bereaved` reports.
-        let _ = self.store.tell(to, &bytes);
+        // An error is the end of the connection, which `on_loss` reports.
+        let _ = self.store.send(to, &bytes);
     }
 
     fn changes(&self, open: &OpenChannel, published: &mut Published, with_slots: bool) -> Option<Update> {

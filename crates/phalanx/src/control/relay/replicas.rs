@@ -8,7 +8,7 @@ use crate::control::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
 use crate::control::segment::SegmentId;
 use crate::control::world::RankStatus;
 use crate::os::sync::{AtomicU64, Ordering, lock};
-use crate::rendezvous::store::{Audience, Lost};
+use crate::rendezvous::store::{Lost, Subscriber};
 use crate::types::error::PeerEvent;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -195,8 +195,8 @@ impl OpenChannel {
     }
 }
 
-impl Audience for Replicas {
-    fn told(&self, from: usize, value: &[u8]) {
+impl Subscriber for Replicas {
+    fn on_message(&self, from: usize, value: &[u8]) {
         let Ok(Message { channel, content }) = postcard::from_bytes(value) else {
             tracing::warn!(
                 "rank {from} tells what cannot be understood: use one version of phalanx in all processes"
@@ -211,7 +211,7 @@ impl Audience for Replicas {
         }
     }
 
-    fn bereaved(&self, lost: &[Lost], has_ended: bool) {
+    fn on_loss(&self, lost: &[Lost], has_ended: bool) {
         *lock(&self.lost) = lost.iter().map(|lost| (lost.rank, lost.event)).collect();
         self.num_lost.store(lost.len(), Ordering::Release);
         self.has_ended.store(has_ended, Ordering::Release);

@@ -1,7 +1,7 @@
 //! AMD's GPUs: streams and memory of HIP, for communicators on RCCL.
 //!
-//! HIP is found at run time (`PHALANX_HIP_LIB`, the loader's path, ROCm's folders). A [`Slice`] is a buffer of every
-//! operation, as cudarc's `CudaSlice` is on NVIDIA's GPUs.
+//! HIP is found at run time (`PHALANX_HIP_LIB`, the loader's path, ROCm's folders). A [`Slice`] is a buffer
+//! of every operation, as cudarc's `CudaSlice` is on NVIDIA's GPUs.
 //!
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! # Order
-//! A slice remembers the streams that used it. Its next use on another stream waits for them: an operation, a copy, a
-//! kernel of your own through [`Slice::on`], or freeing the memory. Nothing waits on the host.
+//! A slice remembers the streams that used it. Its next use on another stream waits for them: an operation, a
+//! copy, a kernel of your own through [`Slice::on`], or freeing the memory. Nothing waits on the host.
 //!
 //! None of this has run on an AMD GPU so far: see docs/rccl.md in the repository.
 
@@ -128,7 +128,8 @@ impl Device {
         Stream::default_of(self.ordinal)
     }
 
-    /// A new stream that does not wait for the default one (`hipStreamCreateWithFlags`, `hipStreamNonBlocking`).
+    /// A new stream that does not wait for the default one (`hipStreamCreateWithFlags`,
+    /// `hipStreamNonBlocking`).
     pub fn new_stream(self) -> Result<Stream> {
         Stream::new(self.ordinal)
     }

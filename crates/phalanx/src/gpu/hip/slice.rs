@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Memory with a stream of its own, and the other streams that may use it.
 ///
-/// A use on a stream first waits for the memory's own stream and for `others`, and then joins `others`. An exclusive use
-/// of the whole memory waits for all of them and clears the list. A borrow lasts until its use is enqueued, so the next
-/// use finds it on its stream.
+/// A use on a stream first waits for the memory's own stream and for `others`, and then joins `others`. An
+/// exclusive use of the whole memory waits for all of them and clears the list. A borrow lasts until its use
+/// is enqueued, so the next use finds it on its stream.
 pub(crate) struct Memory {
     start: *mut u8,
     stream: Stream,
@@ -141,8 +141,8 @@ pub struct Use<'a> {
 }
 
 impl Use<'_> {
-    /// Where the memory starts, for kernels and calls of HIP on that stream. It may be written only if it was lent by an
-    /// exclusive borrow.
+    /// Where the memory starts, for kernels and calls of HIP on that stream. It may be written only if it was
+    /// lent by an exclusive borrow.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
@@ -156,7 +156,8 @@ impl fmt::Debug for Use<'_> {
 
 /// Typed memory of an AMD GPU, on a stream; made by [`Stream::alloc_zeros`] and [`Stream::clone_htod`].
 ///
-/// A buffer for every operation of a communicator of the same GPU. Its memory is freed behind all work that uses it.
+/// A buffer for every operation of a communicator of the same GPU. Its memory is freed behind all work that
+/// uses it.
 pub struct Slice<T: Element> {
     memory: Memory,
     len: usize,
@@ -171,8 +172,9 @@ impl<T: Element> Slice<T> {
     /// Memory that the program allocates and frees otherwise.
     ///
     /// # Safety
-    /// `start` is memory of the stream's GPU with `len` initialised elements, or such that are written before they are
-    /// read; it lives until the work on all streams that this was used on is done, and is not used elsewhere meanwhile.
+    /// `start` is memory of the stream's GPU with `len` initialised elements, or such that are written before
+    /// they are read; it lives until the work on all streams that this was used on is done, and is not used
+    /// elsewhere meanwhile.
     pub unsafe fn from_raw(start: *mut c_void, len: usize, stream: &Stream) -> Slice<T> {
         Slice::new(Memory::new(start.cast(), stream.clone(), Origin::Foreign), len)
     }
@@ -192,7 +194,8 @@ impl<T: Element> Slice<T> {
         &self.memory.stream
     }
 
-    /// Borrows the memory to read it on a stream, in a kernel of your own or a call of HIP. Keep the [`Use`] until that is enqueued.
+    /// Borrows the memory to read it on a stream, in a kernel of your own or a call of HIP. Keep the [`Use`]
+    /// until that is enqueued.
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.

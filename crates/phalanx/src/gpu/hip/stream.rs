@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A stream of an AMD GPU (`hipStream_t`); clones are the same stream.
 ///
-/// HIP may drop work on a stream that is destroyed. Dropping the last clone therefore waits up to 10 s for the stream's work;
-/// if that does not end, the stream is leaked and the log says so.
+/// HIP may drop work on a stream that is destroyed. Dropping the last clone therefore waits up to 10 s for
+/// the stream's work; if that does not end, the stream is leaked and the log says so.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -93,8 +93,8 @@ impl Stream {
     /// A stream that the program made otherwise, on the device with this number.
     ///
     /// # Safety
-    /// It is a stream of that device (null is the default one), and is not destroyed before the last clone of this, the
-    /// last slice that was used on it and the last communicator that it was given to.
+    /// It is a stream of that device (null is the default one), and is not destroyed before the last clone of
+    /// this, the last slice that was used on it and the last communicator that it was given to.
     pub unsafe fn from_raw(raw: *mut c_void, device: usize) -> Stream {
         Stream(Arc::new(Inner { raw, device, is_ours: false }))
     }
@@ -161,8 +161,8 @@ impl Stream {
         self.0.drain()
     }
 
-    /// Waits on the host until everything that was enqueued is done (`hipStreamSynchronize`), without a deadline: after
-    /// operations of a communicator call [`Comm::sync`](crate::Comm::sync) first.
+    /// Waits on the host until everything that was enqueued is done (`hipStreamSynchronize`), without a
+    /// deadline: after operations of a communicator call [`Comm::sync`](crate::Comm::sync) first.
     pub fn synchronize(&self) -> Result<()> {
         let api = api()?;
         let _current = enter(self.0.device)?;
@@ -170,8 +170,8 @@ impl Stream {
         Ok(check(api, "hipStreamSynchronize", unsafe { (api.hipStreamSynchronize)(self.0.raw) })?)
     }
 
-    /// Memory of the stream's GPU: `len` elements, zero. From the GPU's pool (`hipMallocAsync`), or from `hipMalloc` where
-    /// it has none.
+    /// Memory of the stream's GPU: `len` elements, zero. From the GPU's pool (`hipMallocAsync`), or from
+    /// `hipMalloc` where it has none.
     pub fn alloc_zeros<T: Element>(&self, len: usize) -> Result<Slice<T>> {
         let mut slice = self.allocate(len)?;
         self.memset_zeros(&mut slice)?;
@@ -220,7 +220,8 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Copies to host memory of the same length, behind the slice's other users. It is complete when this returns.
+    /// Copies to host memory of the same length, behind the slice's other users. It is complete when this
+    /// returns.
     pub fn memcpy_dtoh<T, S>(&self, slice: &S, values: &mut [T]) -> Result<()>
     where
         T: Element,

@@ -16,7 +16,8 @@ use phalanx_sys::nccl::{
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
-/// Memory that the library writes while it creates a device communicator, possibly from its own thread. It must not move.
+/// Memory that the library writes while it creates a device communicator, possibly from its own thread. It
+/// must not move.
 struct CreateOutputs {
     comm: Words,
     handles: Vec<[u32; 2]>,
@@ -135,7 +136,8 @@ unsafe fn require(
 impl Nccl<'_> {
     /// Makes a device communicator, for kernels of the program (`ncclDevCommCreate`, 2.28.3).
     ///
-    /// Collective. All ranks arrive first, so that a rank that is missing or requests something else is named.
+    /// Collective. All ranks arrive first, so that a rank that is missing or requests something else is
+    /// named.
     ///
     /// ```no_run
     /// # fn main() -> phalanx::Result<()> {
@@ -169,8 +171,10 @@ impl Nccl<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`Error::Unsupported`](crate::Error::Unsupported) for requirements that it does not have; the library's own where
-    /// the ranks cannot have what is asked for, such as symmetric memory ([`Properties::device_api`](crate::nccl::Properties::device_api)).
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for requirements that it does not have; the
+    /// library's own where the ranks cannot have what is asked for, such as symmetric memory
+    /// ([`Properties::device_api`](crate::nccl::Properties::device_api)).
     pub fn device_comm(&self, requirements: &DeviceRequirements) -> Result<DeviceComm> {
         let communicator = &self.comm.communicator;
         let library = communicator.library;
@@ -194,8 +198,8 @@ impl Nccl<'_> {
             communicator.begin_one_sided();
         }
         raw.with_pointer(library.version(), |raw| {
-            // SAFETY: a usable communicator; the requirements are copied during the call, and what they point to stays; there is room for
-            // `ncclDevComm` of this release.
+            // SAFETY: a usable communicator; the requirements are copied during the call, and what they point
+            // to stays; there is room for `ncclDevComm` of this release.
             communicator.call(name, |comm| unsafe { create(comm, raw, (&raw mut (*outputs).comm).cast()) })
         })
         // The other ranks would wait inside the library for this one.
@@ -236,10 +240,12 @@ impl Nccl<'_> {
         Ok(len)
     }
 
-    /// How many slots [`Resource::AllToAllSlots`](crate::nccl::Resource::AllToAllSlots) takes for each block, for so many elements of so many bytes at most (`ncclLLA2ACalcSlots`, 2.28.3).
+    /// How many slots [`Resource::AllToAllSlots`](crate::nccl::Resource::AllToAllSlots) takes for each block,
+    /// for so many elements of so many bytes at most (`ncclLLA2ACalcSlots`, 2.28.3).
     ///
     /// # Errors
-    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`UsageError::Overflow`](crate::UsageError::Overflow) for more than 2³¹ - 1.
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it;
+    /// [`UsageError::Overflow`](crate::UsageError::Overflow) for more than 2³¹ - 1.
     pub fn all_to_all_slots(&self, elements: usize, element_size: usize) -> Result<i32> {
         let library = self.comm.communicator.library;
         let slots = library.need(library.ncclLLA2ACalcSlots, "ncclLLA2ACalcSlots")?;

@@ -1,4 +1,4 @@
-//! Device communicators: the form of a communicator that kernels of the program take (NCCL's device API, 2.28).
+//! Device communicators: communicators for use inside the program's kernels (NCCL's device API, 2.28).
 //!
 //! | file | what |
 //! |---|---|
@@ -28,18 +28,22 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// A communicator for kernels (`ncclDevComm`). Kernels take it by value, and use the windows, barriers and resources of all ranks
-/// through it. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
+/// A communicator for kernels (`ncclDevComm`). Kernels take it by value, and use the windows, barriers and
+/// resources of all ranks through it. Made by [`Nccl::device_comm`](crate::nccl::Nccl::device_comm).
 ///
 /// A kernel is compiled with the headers of exactly the loaded release, since layouts differ:
-/// [`Program::nccl`](crate::jit::Program::nccl) finds them. It is launched with [`jit::device_comm`](crate::jit::device_comm), or by cudarc with
-/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for the same kernel on the other ranks: all ranks launch it, with no more
-/// blocks than run at once.
+/// [`Program::nccl`](crate::jit::Program::nccl) finds them. It is launched with
+/// [`jit::device_comm`](crate::jit::device_comm), or by cudarc with
+/// [`argument`](crate::nccl::DeviceComm::argument). A kernel with barriers waits for the same kernel on the
+/// other ranks: all ranks launch it, with no more blocks than run at once.
 ///
-/// Dropping it waits, with a bound, for the streams that it was launched on, and gives it back (`ncclDevCommDestroy`). It may outlive its
-/// communicator, whose end gives it back, too; kernels must not be launched with it then. What NCCL cannot do is end a kernel that waits for a
-/// rank that does not come: [`sync`](crate::nccl::DeviceComm::sync) says who that is, but the GPU is held until the process ends, unless the kernel itself
-/// gives up (barriers can, from 2.30 on).
+/// Dropping it waits, with a bound, for the streams on which kernels were launched with it, and destroys it
+/// (`ncclDevCommDestroy`). The end of its communicator destroys it too; then no kernel may be launched with
+/// it.
+///
+/// NCCL cannot end a kernel that waits for a missing rank. [`sync`](crate::nccl::DeviceComm::sync) names that
+/// rank, but the kernel occupies the GPU until the process ends, unless it gives up itself (barriers can,
+/// from 2.30 on).
 pub struct DeviceComm {
     communicator: Arc<Communicator>,
     held: Arc<Held>,
@@ -51,17 +55,18 @@ pub struct DeviceComm {
 }
 
 impl DeviceComm {
-    /// `ncclDevComm`, as large as the loaded release has it.
+    /// `ncclDevComm`, in the size of the loaded release.
     pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: words that live as long, read as bytes; there are as many.
+        // SAFETY: the words live as long as `self`; they are read as bytes, as many as they have.
         unsafe { std::slice::from_raw_parts(self.held.start().cast(), self.len) }
     }
 
-    /// The argument of a kernel that cudarc launches on this stream, which is waited for before the library gets it back:
-    /// `stream.launch_builder(&kernel).arg(device_comm.argument(&stream)?)`.
+    /// Returns it as an argument for a kernel that cudarc launches on this stream. Dropping it waits for the
+    /// stream: `stream.launch_builder(&kernel).arg(device_comm.argument(&stream)?)`.
     ///
     /// # Errors
-    /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU, and the communicator's own if it has failed or ended.
+    /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU, and the communicator's
+    /// own if it has failed or ended.
     pub fn argument(&self, stream: &Arc<CudaStream>) -> Result<&KernelArgument> {
         self.launched_on(&GpuStream::Cuda(stream.clone()))?;
         Ok(&self.held.argument)
@@ -92,7 +97,7 @@ impl DeviceComm {
         if users.iter().any(|known| known.raw() == stream.raw()) {
             return Ok(());
         }
-        // A program may make a stream for each of its steps.
+        // Drop idle streams: a program may create one for each of its steps.
         let _current = device.enter();
         let is_done = |user: &GpuStream| {
             matches!(device.is_captured(user.raw()), Ok(false))
@@ -106,20 +111,23 @@ impl DeviceComm {
     /// Waits for the streams on which kernels with it were launched, with the communicator's deadline.
     ///
     /// # Errors
-    /// The communicator's failure, as of [`Comm::sync`](crate::Comm::sync), where a rank is gone or the deadline passes.
+    /// The communicator's failure, as of [`Comm::sync`](crate::Comm::sync), where a rank is gone or the
+    /// deadline passes.
     pub fn sync(&self) -> Result<()> {
         self.communicator.check_owner()?;
         let auxiliary = self.communicator.auxiliary_call();
         self.held.users().iter().try_for_each(|stream| self.communicator.wait_for(stream.raw(), &auxiliary))
     }
 
-    /// The handles of [`DeviceRequirements::resources`](crate::nccl::DeviceRequirements::resources), in their order.
+    /// The handles of [`DeviceRequirements::resources`](crate::nccl::DeviceRequirements::resources), in their
+    /// order.
     pub fn resources(&self) -> &[ResourceHandle] {
         &self.resources
     }
 
-    /// The multicast addresses of [`DeviceRequirements::multimem_teams`](crate::nccl::DeviceRequirements::multimem_teams), in their order, as the kernel's `ncclMultimemHandle` has them; 0 where
-    /// there is none.
+    /// The multicast addresses of
+    /// [`DeviceRequirements::multimem_teams`](crate::nccl::DeviceRequirements::multimem_teams), in their
+    /// order, as the kernel's `ncclMultimemHandle` has them; 0 where there is none.
     pub fn multimem(&self) -> &[u64] {
         &self.multimem
     }

@@ -23,11 +23,13 @@ pub struct Endpoint {
 }
 
 impl DeviceComm {
-    /// Multicast address, for the [`Lsa`](crate::nccl::TeamKind::Lsa) team, of an element of a window (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where
-    /// there is no multicast.
+    /// Multicast address, for the [`Lsa`](crate::nccl::TeamKind::Lsa) team, of an element of a window
+    /// (`ncclGetLsaMultimemDevicePointer`, 2.29.2); `None` where there is no multicast.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if it was made without [`lsa_multimem`](crate::nccl::DeviceRequirements::lsa_multimem), since then all ranks would have to ask.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if it was made without
+    /// [`lsa_multimem`](crate::nccl::DeviceRequirements::lsa_multimem), since then all ranks would have to
+    /// ask.
     pub fn lsa_multimem_pointer<T: Element>(&self, buffer: &Buffer<T>, offset: usize) -> Result<Option<u64>> {
         if !self.has_lsa_multimem {
             return Err(Error::from(UnsupportedError {
@@ -43,7 +45,8 @@ impl DeviceComm {
         address(communicator, name, |start| unsafe { get(window, offset, start) })
     }
 
-    /// The same of a team of [`multimem`](crate::nccl::DeviceComm::multimem) (`ncclGetMultimemDevicePointer`, 2.29.2), by its number there.
+    /// The same of a team of [`multimem`](crate::nccl::DeviceComm::multimem) (`ncclGetMultimemDevicePointer`,
+    /// 2.29.2), by its number there.
     ///
     /// # Panics
     /// If there is no such team.
@@ -67,11 +70,13 @@ impl DeviceComm {
 }
 
 impl Nccl<'_> {
-    /// Address on this GPU of an element in a rank's part of a window (`ncclGetPeerDevicePointer`, 2.29.2); `None` where it does not reach that
-    /// rank's memory. The offset is in elements. The address is for kernels, as long as the window lives.
+    /// Address on this GPU of an element in a rank's part of a window (`ncclGetPeerDevicePointer`, 2.29.2);
+    /// `None` where it does not reach that rank's memory. The offset is in elements. The address is for
+    /// kernels, as long as the window lives.
     ///
     /// # Errors
-    /// A buffer that is no window of this communicator, an offset behind its end, a rank that is not there.
+    /// If the buffer is not a window of this communicator, the offset is beyond its end, or there is no such
+    /// rank.
     pub fn peer_pointer<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -86,10 +91,12 @@ impl Nccl<'_> {
         address(communicator, name, |start| unsafe { get(window, offset, rank as c_int, start) })
     }
 
-    /// The same by the rank's number in the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclGetLsaDevicePointer`, 2.29.2).
+    /// As [`peer_pointer`](crate::nccl::Nccl::peer_pointer), by the rank's number in the
+    /// [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclGetLsaDevicePointer`, 2.29.2).
     ///
     /// # Errors
-    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own for a rank that is not there.
+    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own for a rank that is not
+    /// there.
     pub fn lsa_pointer<T: Element>(&self, buffer: &Buffer<T>, offset: usize, lsa_rank: usize) -> Result<u64> {
         let (name, communicator) = ("ncclGetLsaDevicePointer", &self.comm.communicator);
         let get = communicator.library.need(communicator.library.ncclGetLsaDevicePointer, name)?;
@@ -100,7 +107,7 @@ impl Nccl<'_> {
         Ok(start.unwrap_or(0))
     }
 
-    /// Start of a window on this rank (`ncclWinGetUserPtr`, 2.29.2).
+    /// Returns the start of a window on this rank (`ncclWinGetUserPtr`, 2.29.2).
     ///
     /// # Errors
     /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer).
@@ -114,10 +121,12 @@ impl Nccl<'_> {
         Ok(start as u64)
     }
 
-    /// The logical endpoint of an element of a rank's part of a window (`ncclGetPeerDeviceLeInfo`, 2.31).
+    /// Returns the logical endpoint of an element in a rank's part of a window (`ncclGetPeerDeviceLeInfo`,
+    /// 2.31).
     ///
     /// # Errors
-    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own where there are no endpoints.
+    /// As of [`peer_pointer`](crate::nccl::Nccl::peer_pointer); the library's own where there are no
+    /// endpoints.
     pub fn peer_endpoint<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -132,7 +141,8 @@ impl Nccl<'_> {
         endpoint(communicator, name, |id, to| unsafe { get(window, offset, rank as c_int, id, to) })
     }
 
-    /// The same by the rank's number in a team of logical endpoints (`ncclGetCftDeviceLeInfo`, 2.31).
+    /// As [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint), by the rank's number in a team of logical
+    /// endpoints (`ncclGetCftDeviceLeInfo`, 2.31).
     ///
     /// # Errors
     /// As of [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint).
@@ -155,7 +165,8 @@ impl Nccl<'_> {
         endpoint(communicator, name, get)
     }
 
-    /// The same of the multicast endpoint (`ncclGetMultimemDeviceLeInfo`, 2.31).
+    /// As [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint), for the multicast endpoint
+    /// (`ncclGetMultimemDeviceLeInfo`, 2.31).
     ///
     /// # Errors
     /// As of [`peer_endpoint`](crate::nccl::Nccl::peer_endpoint).
@@ -168,7 +179,7 @@ impl Nccl<'_> {
     }
 }
 
-/// The window of a buffer, and how many bytes an element is from its start.
+/// Returns the window of a buffer, and the offset of an element in it in bytes.
 fn place<T: Element>(
     communicator: &Arc<Communicator>,
     buffer: &Buffer<T>,

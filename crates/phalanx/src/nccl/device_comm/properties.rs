@@ -1,4 +1,4 @@
-//! What a communicator of the loaded release can do.
+//! Queries the properties of a communicator, as far as the loaded release reports them.
 
 use crate::nccl::Nccl;
 use crate::types::error::{Error, Result};
@@ -21,15 +21,15 @@ pub enum GinConnection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// By a thread of the host.
+    /// A host thread does the networking.
     Proxy,
-    /// By the GPU itself, as Mellanox's adapters do it.
+    /// The GPU does the networking, with Mellanox's adapters.
     Gdaki,
-    /// By the GPU itself, through a plugin (2.30.7).
+    /// The GPU does the networking, through a plugin (2.30.7).
     Gpi,
-    /// By the GPU itself, as Amazon's adapters do it (2.31).
+    /// The GPU does the networking, with Amazon's adapters (2.31).
     EfaGda,
-    /// One that this version of phalanx does not know.
+    /// A type that this version of phalanx does not know.
     Other(i32),
 }
 
@@ -57,7 +57,8 @@ impl GinType {
     }
 }
 
-/// Properties of a communicator (`ncclCommProperties_t`, 2.29.2). A property that the loaded release does not report is `None`.
+/// Properties of a communicator (`ncclCommProperties_t`, 2.29.2). A property that the loaded release does not
+/// report is `None`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {
@@ -75,13 +76,15 @@ pub struct Properties {
     pub host_rma: Option<bool>,
     /// As `gin`, in [`Rail`](crate::nccl::TeamKind::Rail) teams (2.29.7).
     pub rail_gin: Option<Option<GinType>>,
-    /// Hash of the communicator: equal on all its ranks, and almost surely different for other communicators (2.31).
+    /// Hash of the communicator: equal on all its ranks, and almost surely different for other communicators
+    /// (2.31).
     pub comm_hash: Option<u64>,
     /// The smallest stride of [`GinConnection::Stride`](crate::nccl::GinConnection::Stride) (2.31).
     pub gin_min_stride: Option<i32>,
     /// Ranks that GPU-initiated networking can connect (2.31). For a stride, see `gin_min_stride`.
     pub gin_connection: Option<Option<GinConnection>>,
-    /// Types that can be requested in [`DeviceRequirements::gin_type`](crate::nccl::DeviceRequirements::gin_type) (2.31).
+    /// Types that can be requested in
+    /// [`DeviceRequirements::gin_type`](crate::nccl::DeviceRequirements::gin_type) (2.31).
     pub gin_types: Option<Vec<GinType>>,
     /// Support of logical endpoints: at all, with multicast, with counters (2.32).
     pub cft: Option<(bool, bool, bool)>,

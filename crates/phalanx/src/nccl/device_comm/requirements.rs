@@ -8,11 +8,12 @@ use crate::types::error::{Error, Result, UsageError};
 use phalanx_sys::nccl::{cft_caps, gin_connection, ncclDevCommRequirements_t, version_code};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// An additional resource of a device communicator; kernels use it by its [handle](crate::nccl::DeviceComm::resources).
+/// An additional resource of a device communicator; kernels use it by its
+/// [handle](crate::nccl::DeviceComm::resources).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Resource {
-    /// Memory on each rank, zero at first, that the other ranks reach as they reach a window.
+    /// Zeroed memory on each rank, which other ranks access like a window.
     Buffer {
         /// Length in bytes.
         bytes: usize,
@@ -52,17 +53,18 @@ impl ResourceHandle {
     }
 }
 
-/// What a [`DeviceComm`](crate::nccl::DeviceComm) needs (`ncclDevCommRequirements_t`); by default only the ranks' numbers and windows. All ranks request the same.
+/// Requirements of a [`DeviceComm`](crate::nccl::DeviceComm) (`ncclDevCommRequirements_t`). By default only
+/// ranks and windows. All ranks must request the same.
 ///
-/// A field that the loaded release lacks is an error that names the release with which it came.
+/// A field that the loaded release does not know is an error that names the first release with it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceRequirements {
-    /// Barriers of the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclLsaBarrierSession`): a kernel uses one for each block, or part of the work, that waits
-    /// for its like at the other ranks.
+    /// Barriers of the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclLsaBarrierSession`): a kernel uses one
+    /// for each block, or part of the work, that waits for its counterparts on the other ranks.
     pub lsa_barriers: i32,
-    /// Whether there are multicast addresses of the `Lsa` team (NVLink SHARP). To ask for it without
-    /// [`Properties::multimem`](crate::nccl::Properties::multimem) is the library's error.
+    /// Whether to create multicast addresses for the `Lsa` team (NVLink SHARP). The library returns an error
+    /// without [`Properties::multimem`](crate::nccl::Properties::multimem).
     pub lsa_multimem: bool,
     /// Barriers of all ranks, over memory and the network (2.28.7).
     pub barriers: i32,
@@ -70,7 +72,8 @@ pub struct DeviceRequirements {
     pub rail_gin_barriers: i32,
     /// Barriers of all ranks, over the network (2.30.3).
     pub world_gin_barriers: i32,
-    /// GPU-initiated networking, between these ranks (2.28.7). All else that is called `gin`, and barriers over the network, need it.
+    /// GPU-initiated networking (GIN) between these ranks (2.28.7). All other `gin` fields, and barriers over
+    /// the network, require it.
     pub gin: Option<GinConnection>,
     /// Approximate number of GIN contexts (2.28.7); default 4.
     pub gin_contexts: Option<i32>,
@@ -90,22 +93,24 @@ pub struct DeviceRequirements {
     pub gin_va_signals: Option<bool>,
     /// Implementation of GIN (2.31); `None` is the library's choice.
     pub gin_type: Option<GinType>,
-    /// Whether there are logical endpoints (2.31).
+    /// Whether to create logical endpoints (2.31).
     pub cft: bool,
-    /// Whether there are such for multicast (2.31).
+    /// Whether to create logical endpoints for multicast (2.31).
     pub cft_multimem: bool,
     /// Barriers by logical endpoints (2.31).
     pub cft_barriers: i32,
-    /// Additional resources, in the order of their handles in [`DeviceComm::resources`](crate::nccl::DeviceComm::resources).
+    /// Additional resources, in the order of their handles in
+    /// [`DeviceComm::resources`](crate::nccl::DeviceComm::resources).
     pub resources: Vec<Resource>,
-    /// Teams that need a multicast address, in the order of [`DeviceComm::multimem`](crate::nccl::DeviceComm::multimem).
+    /// Teams that need a multicast address, in the order of
+    /// [`DeviceComm::multimem`](crate::nccl::DeviceComm::multimem).
     pub multimem_teams: Vec<Team>,
 }
 
 impl DeviceRequirements {
     /// Fingerprint by which ranks compare their requirements.
     pub(super) fn tag(&self) -> u32 {
-        // A rank's own number in a team does not count.
+        // Excludes the rank's own number in a team.
         let everybodys = |team: &Team| Team { rank: 0, ..*team };
         let resource = |resource: &Resource| match resource {
             Resource::LsaBarriers { team, count } => {

@@ -30,9 +30,11 @@ pub enum TeamKind {
     Rail,
     /// Ranks that reach each other by logical endpoints, flat (`NCCL_CFT_TEAM_FLAT`, 2.31).
     Cft,
-    /// The same, hierarchically: by multicast, then within it (`NCCL_CFT_TEAM_HIER_MULTIMEM`, 2.31).
+    /// Ranks that reach each other by logical endpoints, hierarchically over multicast teams
+    /// (`NCCL_CFT_TEAM_HIER_MULTIMEM`, 2.31).
     CftOverMultimem,
-    /// The same, hierarchically: by `Lsa` teams (`NCCL_CFT_TEAM_HIER_LSA`, 2.31).
+    /// Ranks that reach each other by logical endpoints, hierarchically over `Lsa` teams
+    /// (`NCCL_CFT_TEAM_HIER_LSA`, 2.31).
     CftOverLsa,
     /// Ranks that a multicast endpoint reaches (2.31).
     CftMultimem,
@@ -46,10 +48,12 @@ impl Team {
 }
 
 impl Nccl<'_> {
-    /// One of the communicator's teams (`ncclTeamWorld`, `ncclTeamLsa`, `ncclTeamRail`, 2.28.3; `ncclTeamCft`, `ncclTeamCftMultimem`, 2.31). Not collective.
+    /// Returns one of the communicator's teams (`ncclTeamWorld`, `ncclTeamLsa`, `ncclTeamRail`, 2.28.3;
+    /// `ncclTeamCft`, `ncclTeamCftMultimem`, 2.31). Not collective.
     ///
     /// # Errors
-    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it; [`Error::Unsupported`](crate::Error::Unsupported) if there is no such team, as where the ranks cannot
+    /// [`Error::MissingFunction`](crate::Error::MissingFunction) if the library is too old for it;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if there is no such team, as where the ranks cannot
     /// have symmetric memory.
     pub fn team(&self, kind: TeamKind) -> Result<Team> {
         let communicator = &self.comm.communicator;
@@ -103,11 +107,12 @@ impl Nccl<'_> {
         self.rank_in(library.ncclTeamRankToWorld, "ncclTeamRankToWorld", team, rank)
     }
 
-    /// Converts a rank of a team to its rank in the [`Lsa`](crate::nccl::TeamKind::Lsa) team (`ncclTeamRankToLsa`, 2.28.3).
+    /// Converts a rank of a team to its rank in the [`Lsa`](crate::nccl::TeamKind::Lsa) team
+    /// (`ncclTeamRankToLsa`, 2.28.3).
     ///
     /// # Errors
-    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank. A rank outside of the `Lsa` team has no number
-    /// there: the result is not one of its ranks.
+    /// [`UsageError::Rank`](crate::UsageError::Rank) if the team has no such rank. A rank outside of the
+    /// `Lsa` team has no number there: the result is not one of its ranks.
     pub fn rank_in_lsa(&self, team: Team, rank: usize) -> Result<usize> {
         let library = self.comm.communicator.library;
         self.rank_in(library.ncclTeamRankToLsa, "ncclTeamRankToLsa", team, rank)

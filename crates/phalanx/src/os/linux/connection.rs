@@ -1,4 +1,5 @@
-//! Abstract Unix sockets between processes of one host: they carry bytes and file descriptors, and name the user at the other end.
+//! Abstract Unix sockets between processes of one host: they carry bytes and file descriptors, and name the
+//! user at the other end.
 
 use super::{Process, SharedFile, timespec};
 use rustix::event::{PollFd, PollFlags};
@@ -14,7 +15,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// Writes to a socket. In a program that is not Rust's, a broken pipe would otherwise be its end.
+/// Writes to a socket without raising SIGPIPE, which would end a program that is not Rust's.
 pub(crate) fn write_socket(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(stream, bytes, SendFlags::NOSIGNAL)?)
 }
@@ -32,8 +33,8 @@ impl Address {
         UnixListener::bind_addr(&self.0).map(Listener)
     }
 
-    pub fn connect(&self) -> io::Result<Connection> {
-        UnixStream::connect_addr(&self.0).map(Connection)
+    pub fn connect(&self) -> io::Result<LocalConnection> {
+        UnixStream::connect_addr(&self.0).map(LocalConnection)
     }
 }
 
@@ -41,26 +42,26 @@ pub(crate) struct Listener(UnixListener);
 
 impl Listener {
     /// The next connection, or `None` if none came within `timeout`.
-    pub fn accept(&self, timeout: Duration) -> io::Result<Option<Connection>> {
+    pub fn accept(&self, timeout: Duration) -> io::Result<Option<LocalConnection>> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&timespec(timeout))) {
             Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
-            Ok(_) => self.0.accept().map(|(stream, _)| Some(Connection(stream))),
+            Ok(_) => self.0.accept().map(|(stream, _)| Some(LocalConnection(stream))),
             Err(e) => Err(e.into()),
         }
     }
 }
 
 /// A connection that carries bytes and file descriptors between processes of one host.
-pub(crate) struct Connection(UnixStream);
+pub(crate) struct LocalConnection(UnixStream);
 
 /// The most file descriptors one message carries (the kernel's `SCM_MAX_FD`).
 const MAX_FDS: usize = 253;
 
-/// How long until those that are under way are looked at again.
+/// Pause between retries while too many descriptors are in flight.
 const TICK: Duration = Duration::from_millis(1);
 
-impl Connection {
+impl LocalConnection {
     /// The user at the other end, as the kernel knows it.
     pub fn peer_user(&self) -> io::Result<u32> {
         Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
@@ -90,7 +91,7 @@ impl Connection {
         (&self.0).read_exact(bytes)
     }
 
-    /// Gives the peer handles of its own to a region's file and to processes.
+    /// Sends the peer handles to a region's file and to processes.
     pub fn send_handles(
         &self,
         file: Option<&SharedFile>,
@@ -99,11 +100,11 @@ impl Connection {
     ) -> io::Result<()> {
         let fds: Vec<BorrowedFd<'_>> =
             file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
-        // A message carries only so many.
+        // A message carries at most `SCM_MAX_FD` descriptors.
         for fds in fds.chunks(MAX_FDS) {
             loop {
                 match self.send_fds(fds) {
-                    // Those that a user's processes have sent and nobody has taken yet count against `ulimit -n`.
+                    // Descriptors in flight count against the user's `ulimit -n`.
                     Err(Errno::TOOMANYREFS) if Instant::now() < deadline => std::thread::sleep(TICK),
                     sent => break sent?,
                 }
@@ -121,7 +122,7 @@ impl Connection {
         })
     }
 
-    /// What a peer sent of itself with [`send_handles`](Self::send_handles).
+    /// Receives a peer's handles, sent with [`send_handles`](Self::send_handles).
     pub fn receive_process(&self) -> io::Result<Process> {
         self.receive_fds(1).map(|mut fds| Process(fds.remove(0)))
     }
@@ -175,7 +176,7 @@ mod tests {
         drop(theirs);
         let caught = Arc::new(AtomicBool::new(false));
         let handler = signal_hook::flag::register(signal_hook::consts::SIGPIPE, caught.clone()).unwrap();
-        let error = Connection(ours).send(&[0; 100]).unwrap_err();
+        let error = LocalConnection(ours).send(&[0; 100]).unwrap_err();
         signal_hook::low_level::unregister(handler);
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
         assert!(!caught.load(Ordering::Relaxed));
@@ -187,7 +188,8 @@ mod tests {
         let soft = rustix::process::getrlimit(Resource::Nofile);
         let limit = soft.current.map_or(1024, |limit| limit.min(1024));
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..soft }).unwrap();
-        let (ours, theirs) = UnixStream::pair().map(|(a, b)| (Connection(a), Connection(b))).unwrap();
+        let (ours, theirs) =
+            UnixStream::pair().map(|(a, b)| (LocalConnection(a), LocalConnection(b))).unwrap();
         let own = Process::current().unwrap();
         let sender = std::thread::spawn(move || {
             if rustix::process::getuid().is_root() {

@@ -122,13 +122,14 @@ impl SharedFile {
             .map_err(|e| out_of_memory("pwrite", e, len, None))
     }
 
-    /// Allocates the pages of a range, so that using them later cannot fail. More than is available is an error, before the system
-    /// kills a process for it.
+    /// Allocates the pages of a range, so that using them later cannot fail. More than is available is an
+    /// error, before the system kills a process for it.
     pub fn commit(&self, offset: u64, len: u64) -> Result<()> {
         self.check_limit(offset + len)?;
         // Others allocate at the same time.
         const LOOK: u64 = 64 << 20;
-        // A signal ends the call, and takes back what it has allocated: in steps that come to their end between two signals.
+        // A signal ends the call, and takes back what it has allocated: in steps that come to their end
+        // between two signals.
         const STEP: u64 = 1 << 20;
         for start in (offset..offset + len).step_by(STEP as usize) {
             let left = offset + len - start;

@@ -1,4 +1,5 @@
-//! Linux: memory that processes share, sleeping and waking, other processes, and Unix sockets that carry file descriptors.
+//! Linux: memory that processes share, sleeping and waking, other processes, and Unix sockets that carry file
+//! descriptors.
 //!
 //! | file | what |
 //! |---|---|
@@ -12,7 +13,7 @@ mod futex;
 mod memory;
 mod process;
 
-pub(crate) use connection::{Address, Connection, Listener, write_socket};
+pub(crate) use connection::{Address, Listener, LocalConnection, write_socket};
 pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};
 pub(crate) use memory::{Mapping, SharedFile, page_size};
 pub(crate) use process::{ForkMark, Halt, Process, halt, read_process};
@@ -23,7 +24,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-/// An error where processes of a host cannot share a region.
+/// Checks that processes of a host can share a region.
 pub(crate) fn check_process_ranks() -> Result<()> {
     Ok(())
 }
@@ -50,7 +51,7 @@ pub(crate) fn monotonic_nanos() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// An error if this process cannot make files in a folder.
+/// Checks that this process can create files in a folder.
 pub(crate) fn check_writable(folder: &Path) -> io::Result<()> {
     use rustix::fs::{Access, access};
     if !folder.metadata()?.is_dir() {
@@ -59,7 +60,7 @@ pub(crate) fn check_writable(folder: &Path) -> io::Result<()> {
     Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
-/// What changes when the host starts again: processes with the same one have one monotonic clock.
+/// The host's boot id. Processes with the same boot id have the same monotonic clock.
 pub(crate) fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

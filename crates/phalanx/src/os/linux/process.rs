@@ -1,4 +1,5 @@
-//! Other processes of the host: whether one has ended or is stopped, its memory, and whether this one is a fork.
+//! Other processes of the host: whether one has ended or is stopped, its memory, and whether this one is a
+//! fork.
 
 use super::Mapping;
 use crate::types::error::{Error, Result};
@@ -39,8 +40,8 @@ impl Process {
     }
 }
 
-/// Copies bytes out of another process's memory, as far as the system lets this one look into it: `process_vm_readv`, the kernel's
-/// "cross-memory attach". A process that has ended, or is about to, is
+/// Copies bytes out of another process's memory, as far as the system lets this one look into it:
+/// `process_vm_readv`, the kernel's "cross-memory attach". A process that has ended, or is about to, is
 /// [`NotFound`](io::ErrorKind::NotFound).
 ///
 /// # Safety
@@ -50,7 +51,8 @@ pub(crate) unsafe fn read_process(pid: u32, source: u64, target: *mut u8, len: u
     while done < len {
         let left = len - done;
         let theirs = libc::iovec { iov_base: (source as usize + done) as *mut libc::c_void, iov_len: left };
-        // SAFETY: the kernel writes to the rest of the target at most, and looks at the source itself: what cannot be read is an error.
+        // SAFETY: the kernel writes to the rest of the target at most, and looks at the source itself: what
+        // cannot be read is an error.
         let read = unsafe {
             let ours = libc::iovec { iov_base: target.add(done).cast(), iov_len: left };
             libc::process_vm_readv(pid as libc::pid_t, &ours, 1, &theirs, 1, 0)

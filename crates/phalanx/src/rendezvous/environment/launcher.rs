@@ -1,10 +1,11 @@
-//! Launchers: one table of how each is recognised, and which variables name the rank, the world size and the job.
+//! Table of launchers: the variables by which each is recognised, and those with the rank, world size and
+//! job.
 
 use super::{Environment, place, setting};
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError};
 
-/// A launcher that has started this process, and what it says of it.
+/// The launcher that started this process, with the rank and the sizes from its variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launcher {
@@ -12,15 +13,15 @@ pub struct Launcher {
     pub name: &'static str,
     /// This process's rank.
     pub rank: usize,
-    /// The number of ranks; `None` under PMIx, where only MPI knows it.
+    /// The number of ranks. `None` if the launcher's variables do not have it, as under PMIx: MPI knows it.
     pub world_size: Option<usize>,
-    /// This process's number among those of its host.
+    /// This process's rank among the ranks of its host.
     pub local_rank: Option<usize>,
-    /// How many of the ranks are on this host.
+    /// The number of ranks on this host.
     pub local_world_size: Option<usize>,
     /// The variables it was recognised by.
     pub recognised_by: &'static [&'static str],
-    /// Launchers whose variables are there too, and that come later in the order.
+    /// Other launchers whose variables are set; they come later in the table.
     pub ignored: Vec<&'static str>,
     rule: &'static Rule,
 }
@@ -31,35 +32,36 @@ pub(crate) struct Place {
     pub launcher: &'static str,
     pub rank: usize,
     pub world_size: usize,
-    /// What the ranks of this job have in common and no other job has.
+    /// Identifies the job: equal on all its ranks, different for every other job.
     pub job: String,
-    /// Whether all ranks are on this host, as far as the launcher says.
+    /// Whether all ranks are on this host; also true if the launcher does not say.
     pub one_host: bool,
 }
 
-/// How a launcher is recognised, and which variables say what. Of several names the first that is set counts.
+/// One launcher's variables. Where there are several names, the first that is set counts.
 #[derive(Debug, PartialEq, Eq)]
 struct Rule {
     name: &'static str,
-    /// Each entry is enough; all variables of an entry must be set.
+    /// The launcher is recognised if all variables of one of these entries are set.
     evidence: &'static [&'static [&'static str]],
     rank: &'static str,
     world_size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_world_size: &'static [&'static str],
-    /// Whether its ranks are those of an MPI job.
+    /// Whether it starts MPI jobs.
     mpi: bool,
-    /// What tells a job from others. Empty: the launcher's own process on this host does.
+    /// Variables that identify the job. Empty: the launcher's process on this host identifies it.
     job: &'static [&'static str],
-    /// The same, where it is there.
+    /// Optional variables that identify the job further.
     job_more: &'static [&'static str],
 }
 
-/// Has the numbers of all hosts of a step.
+/// Slurm's list of the number of tasks on each host of a step.
 const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
 
-/// The launchers, in order of precedence: variables meant for phalanx first, then launchers that run inside others. torchrun and mpirun run
-/// inside of Slurm's steps, and Open MPI and PALS set the variables of PMIx and PMI too.
+/// The launchers in order of precedence: phalanx's own variables first, then launchers that run inside
+/// others. torchrun and mpirun run inside Slurm's steps; Open MPI and PALS also set the variables of PMIx and
+/// PMI.
 const RULES: [Rule; 9] = [
     Rule {
         // See `Environment::placed`.
@@ -86,14 +88,14 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "torchrun",
-        // A lone RANK is too common a name to mean anything.
+        // RANK alone is too common a name.
         evidence: &[&["RANK", "WORLD_SIZE"]],
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
         local_world_size: &["LOCAL_WORLD_SIZE"],
         mpi: false,
-        // The port itself is torchrun's own store's: it only tells this job from others.
+        // The port belongs to torchrun's own store. Here it only identifies the job.
         job: &["MASTER_ADDR", "MASTER_PORT"],
         job_more: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
     },
@@ -175,7 +177,7 @@ impl Rule {
 }
 
 impl Environment {
-    /// The launcher that started this process; the first of the table that is recognised.
+    /// Finds the launcher that started this process: the first of the table that is recognised.
     pub fn launcher(&self) -> Result<Option<Launcher>> {
         let mut recognised = RULES.iter().filter_map(|rule| Some((rule, rule.evidence_in(self)?)));
         let Some((rule, recognised_by)) = recognised.next() else { return Ok(None) };
@@ -183,7 +185,7 @@ impl Environment {
         let rank = self.required(rule.rank, because)?;
         let world_size = match self.first_set(rule.world_size) {
             Some(name) => Some(self.required(name, because)?),
-            // Under PALS it may be missing.
+            // PALS may not set it.
             None if rule.mpi => None,
             None => Some(self.required(rule.world_size[0], because)?),
         };
@@ -214,13 +216,13 @@ impl Environment {
         names.iter().copied().find(|name| self.get(name).is_some())
     }
 
-    /// A number that must be there, because another variable is.
+    /// Reads a number that must be set, since the variable `because` is.
     fn required(&self, name: &str, because: &str) -> Result<usize> {
         let expected = || setting(name, "", format!("a number, since {because} is set"));
         Ok(self.number(name)?.ok_or_else(expected)?)
     }
 
-    /// It is for applications; it must make sense.
+    /// Reads the local rank, which only applications use, and checks it.
     fn local_rank(&self, name: &str, world_size: Option<usize>) -> Result<Option<usize>> {
         let rank = self.number(name)?;
         match (rank, world_size) {
@@ -242,12 +244,12 @@ impl Environment {
         };
         let own = if name == SLURM_STEP_TASKS { self.number("SLURM_NODEID")?.unwrap_or(0) } else { 0 };
         let here = hosts.iter().flat_map(|(ranks, times)| std::iter::repeat_n(*ranks, *times)).nth(own);
-        // Which of them this is Slurm may count otherwise: then the first is as good.
+        // If SLURM_NODEID does not fit the list, take the first host.
         Ok(Some(here.unwrap_or(hosts[0].0)))
     }
 }
 
-/// How many ranks hosts have, and how many hosts have as many, of a list as Slurm writes it: `4`, `2(x3)`, `3,2`.
+/// Parses Slurm's list of ranks per host into pairs (ranks, hosts). `2(x3),1` is `[(2, 3), (1, 1)]`.
 fn ranks_of_hosts(list: &str) -> Option<Vec<(usize, usize)>> {
     let entry = |entry: &str| match entry.trim().strip_suffix(')') {
         Some(entry) => {
@@ -259,7 +261,7 @@ fn ranks_of_hosts(list: &str) -> Option<Vec<(usize, usize)>> {
 }
 
 impl Launcher {
-    /// Whether all its ranks are on this host; also if it says nothing about that.
+    /// Whether all ranks are on this host; also true if the launcher does not say.
     pub fn is_one_host(&self) -> bool {
         match (self.local_world_size, self.world_size) {
             (Some(here), Some(all)) => here == all,
@@ -267,18 +269,18 @@ impl Launcher {
         }
     }
 
-    /// Whether its ranks are those of an MPI job.
+    /// Whether it starts MPI jobs.
     pub fn starts_mpi(&self) -> bool {
         self.rule.mpi
     }
 
-    /// Whether its ranks, which may be on several hosts, tell each other over MPI where they are: unless the user names a store.
+    /// Whether the ranks find each other over MPI: they may be on several hosts, and the user names no store.
     pub(crate) fn meets_over_mpi(&self, environment: &Environment) -> bool {
         let has_store = environment.get("PHALANX_STORE").is_some();
         self.starts_mpi() && (self.world_size.is_none() || !(self.is_one_host() || has_store))
     }
 
-    /// The same launcher, when MPI has said how many ranks there are.
+    /// This launcher with the world size that MPI reports.
     pub(crate) fn with_world_size(&self, world_size: usize) -> Launcher {
         Launcher { world_size: Some(world_size), ..self.clone() }
     }
@@ -306,7 +308,7 @@ impl Launcher {
         Ok(Place { launcher: self.name, rank: self.rank, world_size, job, one_host })
     }
 
-    /// What the ranks of this job have in common and no other job has.
+    /// The text that identifies the job.
     fn job(&self, environment: &Environment) -> Result<String> {
         let mut job = vec![self.name.to_owned()];
         for name in self.rule.job {
@@ -328,7 +330,7 @@ impl Launcher {
     }
 }
 
-/// The launcher's process on this host, of which all its ranks descend: its id, and when it started.
+/// Identifies the launcher's process on this host, the ancestor of all its ranks: process id and start time.
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 fn launcher_process(launcher: &str) -> Result<String> {
     let found = phalanx_sys::mpi::launcher_process().and_then(|(process, _)| {

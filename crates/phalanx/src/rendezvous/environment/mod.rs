@@ -11,33 +11,32 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How long a wait may take unless something else was said: five minutes.
+/// Default deadline of a wait: five minutes.
 ///
-/// A peer that died or left is noticed at once, whatever the deadline; it is for peers that are stopped or
-/// far behind.
+/// It ends waits for peers that are stopped or far behind. A peer that died or left is noticed at once.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The variables of this process; or as a test says.
+/// The environment variables of this process, or those of a test.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Environment(HashMap<String, String>);
 
-/// The deadline: `PHALANX_TIMEOUT` in seconds, or the default.
+/// Reads the deadline: `PHALANX_TIMEOUT` in seconds, or the default.
 pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
     seconds_from_environment("PHALANX_TIMEOUT")
         .map(|seconds| seconds.unwrap_or(crate::rendezvous::environment::DEFAULT_TIMEOUT))
 }
 
-/// How long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if it is set.
+/// Reads how long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if set.
 pub(crate) fn stopped_timeout_from_environment() -> Result<Option<Duration>, UsageError> {
     seconds_from_environment("PHALANX_STOPPED_TIMEOUT")
 }
 
-/// How many cores the ranks have: `PHALANX_CORES`, if it is set.
+/// Reads the number of cores of the ranks: `PHALANX_CORES`, if set.
 pub(crate) fn cores_from_environment() -> Result<Option<usize>, UsageError> {
     number_from_environment("PHALANX_CORES", 1..=usize::MAX, "a number of cores greater than 0")
 }
 
-/// What a variable says that is one of the allowed numbers, if it is set; an error with what is expected.
+/// Reads a variable that must be one of the allowed numbers, if it is set.
 pub(crate) fn number_from_environment(
     name: &str,
     allowed: RangeInclusive<usize>,
@@ -58,17 +57,17 @@ fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> 
     }
 }
 
-/// Whether calls are compared before they move anything: `PHALANX_CHECK`.
+/// Reads whether calls are compared before they move data: `PHALANX_CHECK`.
 pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
     Ok(switch_from_environment("PHALANX_CHECK")?.unwrap_or(false))
 }
 
-/// What a variable that is 0 or 1 says, if it is set.
+/// Reads a variable that must be 0 or 1, if it is set.
 pub(crate) fn switch_from_environment(name: &str) -> Result<Option<bool>, UsageError> {
     switch(name, std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).as_deref())
 }
 
-/// The same of its value.
+/// Parses the value of a variable that must be 0 or 1.
 pub(crate) fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>, UsageError> {
     match value {
         None | Some("") => Ok(None),
@@ -85,7 +84,7 @@ fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
         .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
 }
 
-/// What a program says of itself ([`Builder::place`](crate::Builder::place)), under names that no variable has.
+/// Names for the settings of [`Builder::place`](crate::Builder::place), which no environment variable has.
 mod place {
     pub const RANK: &str = "Builder::place(rank)";
     pub const WORLD_SIZE: &str = "Builder::place(world_size)";
@@ -93,7 +92,7 @@ mod place {
     pub const LOCAL_WORLD_SIZE: &str = "Builder::store(ranks of this host)";
 }
 
-/// How often the job was restarted: counts before what torchrun says of that.
+/// Number of restarts of the job. Takes precedence over torchrun's count.
 pub(crate) const RESTART_COUNT: &str = "PHALANX_RESTART_COUNT";
 
 pub(crate) fn setting(name: &str, value: &str, expected: impl Into<String>) -> UsageError {
@@ -103,7 +102,7 @@ pub(crate) fn setting(name: &str, value: &str, expected: impl Into<String>) -> U
 impl Environment {
     pub fn current() -> Environment {
         let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
-        // A value that is not Unicode is malformed, and shown as such when it is parsed.
+        // A value that is not Unicode fails when it is parsed, with an error that shows it.
         Environment(std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
     }
 
@@ -111,7 +110,7 @@ impl Environment {
         Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
     }
 
-    /// This environment for a process that a program has given a place.
+    /// This environment with the place that the program sets.
     pub fn placed(mut self, rank: usize, world_size: usize, job: &str) -> Environment {
         self.set(place::RANK, &rank.to_string());
         self.set(place::WORLD_SIZE, &world_size.to_string());
@@ -119,17 +118,17 @@ impl Environment {
         self
     }
 
-    /// This environment for ranks that meet at a store which rank 0 has.
+    /// This environment for ranks that meet at a store in rank 0.
     pub fn with_store(mut self, address: &str, token: &str) -> Environment {
         self.set("PHALANX_STORE", address);
         self.set("PHALANX_TOKEN", token);
-        // They learn there who shares a host with whom; so much is known before.
+        // The ranks find out at the store which of them share a host. Until then each counts itself only.
         self.set(place::LOCAL_WORLD_SIZE, "1");
         self
     }
 
-    /// The same for the store of an id, which is for one communicator: launchers that share it may have restarted their ranks more
-    /// or less often.
+    /// This environment for ranks that meet at the store of a `UniqueId`. The restart count is ignored, since
+    /// an id is for one communicator and launchers that share it may have restarted differently often.
     pub fn with_id(self, address: &str, token: &str) -> Environment {
         let mut environment = self.with_store(address, token);
         environment.set(RESTART_COUNT, "0");
@@ -152,7 +151,7 @@ impl Environment {
         number.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater"))
     }
 
-    /// The backend that `PHALANX_BACKEND` asks for.
+    /// Reads the backend that `PHALANX_BACKEND` names.
     pub fn backend(&self) -> Result<Option<BackendKind>, Error> {
         match self.get("PHALANX_BACKEND") {
             None | Some("" | "auto") => Ok(None),

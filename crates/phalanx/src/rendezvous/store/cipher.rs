@@ -1,8 +1,9 @@
 //! Optional encryption of a connection: TLS 1.3 (rustls) between the greetings and the frames.
 //!
-//! There are no certificates. The store shows a key that it made at its start, and the client takes any: the token authenticates both sides.
-//! For that, the keys of the frames depend on secrets of this very TLS session ([`Cipher::binding`], RFC 9266), so that a man in the middle,
-//! with two sessions, cannot pass frames from one to the other.
+//! There are no certificates. The store shows a key that it made at its start, and the client takes any: the
+//! token authenticates both sides. For that, the keys of the frames depend on secrets of this very TLS
+//! session ([`Cipher::binding`], RFC 9266), so that a man in the middle, with two sessions, cannot pass
+//! frames from one to the other.
 //!
 //! This module only turns bytes into bytes; the owner of the socket moves them.
 
@@ -20,7 +21,7 @@ use rustls::{
 use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 
-/// What both ends of a TLS session know, and nobody else; nothing for a connection without.
+/// Secret that only the two ends of a TLS session know; empty without TLS.
 pub type Binding = Vec<u8>;
 
 /// Whether connections are encrypted, from the value of `PHALANX_STORE_TLS`, if it is set.
@@ -36,7 +37,7 @@ pub struct Cipher(Option<Connection>);
 pub struct Identity(Arc<ServerConfig>);
 
 impl Identity {
-    /// A fresh one.
+    /// Creates a key.
     pub fn new() -> io::Result<Identity> {
         let key = ring::signature::Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new())
             .map_err(|_| io::Error::other("no key could be made"))?;
@@ -50,7 +51,7 @@ impl Identity {
             .map_err(io::Error::other)?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(certified))));
-        // Nobody comes back to a session.
+        // Sessions are never resumed.
         config.send_tls13_tickets = 0;
         Ok(Identity(Arc::new(config)))
     }
@@ -88,7 +89,7 @@ impl Cipher {
     }
 
     fn over(mut connection: Connection) -> Cipher {
-        // What waits to be sent is limited where it waits for the socket.
+        // Unsent bytes are limited by the owner of the socket.
         connection.set_buffer_limit(None);
         Cipher(Some(connection))
     }
@@ -98,7 +99,7 @@ impl Cipher {
         self.0.is_some()
     }
 
-    /// What both ends share, once they have met.
+    /// Returns the session's secret, once the handshake is complete.
     pub fn binding(&self) -> Option<Binding> {
         let Some(connection) = &self.0 else { return Some(Binding::new()) };
         if connection.is_handshaking() {
@@ -107,7 +108,7 @@ impl Cipher {
         connection.export_keying_material(vec![0; 32], b"EXPORTER-Channel-Binding", None).ok()
     }
 
-    /// Takes in what came from the network: what it says is appended to `plain`, what TLS itself answers to `wire`.
+    /// Decrypts bytes from the network. Appends the plain text to `plain`, and TLS's own replies to `wire`.
     pub fn open(&mut self, bytes: &[u8], plain: &mut Vec<u8>, wire: &mut Vec<u8>) -> io::Result<()> {
         let Some(connection) = &mut self.0 else {
             plain.extend_from_slice(bytes);
@@ -125,7 +126,7 @@ impl Cipher {
         self.flush(wire)
     }
 
-    /// Appends what `plain` becomes to `wire`.
+    /// Encrypts `plain` and appends it to `wire`.
     pub fn seal(&mut self, plain: &[u8], wire: &mut Vec<u8>) -> io::Result<()> {
         let Some(connection) = &mut self.0 else {
             wire.extend_from_slice(plain);
@@ -135,7 +136,7 @@ impl Cipher {
         self.flush(wire)
     }
 
-    /// Appends what TLS has to say to `wire`: for a client, at first, its part of the handshake.
+    /// Appends TLS's own messages to `wire`, such as a client's first handshake message.
     pub fn flush(&mut self, wire: &mut Vec<u8>) -> io::Result<()> {
         if let Some(connection) = &mut self.0 {
             while connection.wants_write() {
@@ -146,7 +147,7 @@ impl Cipher {
     }
 }
 
-/// Takes any key: the token proves who it is, with the [binding](Cipher::binding).
+/// Accepts any key: the token authenticates the store, with the [binding](Cipher::binding).
 #[derive(Debug)]
 struct AnyKey(WebPkiSupportedAlgorithms);
 
@@ -194,7 +195,7 @@ impl ServerCertVerifier for AnyKey {
 mod tests {
     use super::*;
 
-    /// Lets two ends talk until neither has anything to say; answers what each was told.
+    /// Exchanges bytes between two ends until neither has more to send; returns what each received.
     fn talk(ends: &mut [Cipher; 2], wires: &mut [Vec<u8>; 2]) -> [Vec<u8>; 2] {
         let mut plain = [Vec::new(), Vec::new()];
         while wires.iter().any(|wire| !wire.is_empty()) {

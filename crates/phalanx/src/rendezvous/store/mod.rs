@@ -1,11 +1,12 @@
-//! The store: where the members of a job meet when they share no memory.
+//! The store: a key-value server through which the members of a job on several hosts find each other.
 //!
-//! One process (the launcher, or rank 0) listens on a TCP port; all others connect to it and stay connected. Under MPI there is no port:
-//! MPI carries the bytes. The store has these functions:
+//! One process (the launcher, or rank 0) listens on a TCP port; all others connect to it and stay connected.
+//! Under MPI there is no port: MPI carries the bytes. The store has these functions:
 //! - It keeps small values, and gathers one from each member (`exchange`).
-//! - It detects loss: a connection that closes without a goodbye, or is silent for too long, is a lost member, and all others are notified.
-//! - It forwards messages between members in one order, the same everywhere. Ranks of several hosts use that to agree on the state of a
-//!   communicator (`control/relay/`).
+//! - It detects loss: a connection that closes without a goodbye, or is silent for too long, is a lost
+//!   member, and all others are notified.
+//! - It forwards messages between members in one order, the same everywhere. Ranks of several hosts use that
+//!   to agree on the state of a communicator (`control/relay/`).
 //!
 //! Data never goes through the store.
 //!
@@ -35,7 +36,7 @@ pub mod session;
 mod stall;
 mod transport;
 
-pub use client::{Audience, Member, Store};
+pub use client::{Member, Store, Subscriber};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use session::Token;
@@ -51,15 +52,15 @@ pub struct Rendezvous {
     pub address: String,
     /// The job's token.
     pub token: Token,
-    /// How often the job was restarted.
+    /// Number of restarts of the job.
     pub epoch: u32,
-    /// The process that runs it.
+    /// The process that hosts it.
     pub host: Host,
     /// Whether its connections are encrypted; the same for all.
     pub encrypted: bool,
 }
 
-/// The process that runs a store.
+/// The process that hosts a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Host {
     /// `phalanx launch`.
@@ -68,15 +69,15 @@ pub enum Host {
     Rank(u32),
 }
 
-/// A member that is lost.
+/// A lost member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// Its rank.
     pub rank: usize,
     /// What happened to it.
     pub event: PeerEvent,
-    /// The same as text, with details.
+    /// The cause as text.
     pub why: String,
-    /// When this member learned of it.
+    /// Time of the notification.
     pub since: Instant,
 }

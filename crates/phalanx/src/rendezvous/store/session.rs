@@ -1,7 +1,7 @@
 //! The authenticated part of a connection: keys from the token and both nonces, and frames.
 //!
-//! A frame is a length (4 bytes), a message, and 32 bytes of HMAC-SHA-256 over the frame's number, the length and
-//! the message. Each direction has a key of its own, made of the token and of both sides' nonces: a frame
+//! A frame is a length (4 bytes), a message, and 32 bytes of HMAC-SHA-256 over the frame's number, the length
+//! and the message. Each direction has a key of its own, made of the token and of both sides' nonces: a frame
 //! that was changed, left out, repeated, sent back, or recorded in another session does not verify.
 
 use super::protocol::{Greeting, Malformed};
@@ -13,29 +13,30 @@ type HmacSha256 = Hmac<Sha256>;
 const LENGTH: usize = 4;
 const MAC: usize = 32;
 
-/// What the ranks of a job share and nobody else knows.
+/// The secret that authenticates the members of a job to their store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
 impl Token {
-    /// The shortest token, in bytes: whoever records a session may try tokens for as long as they like.
+    /// Shortest token, in bytes. It must be long: somebody who records a session can try tokens offline.
     pub const MIN_LEN: usize = 16;
 
-    /// A fresh one, of 256 random bits.
+    /// Creates a token from 256 random bits.
     pub fn random() -> std::io::Result<Token> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-        // As text it passes through environment variables and files.
+        // Text, since tokens are passed in environment variables and files.
         Ok(Token(hex(&bytes).into_bytes()))
     }
 
-    /// Any text of at least [`MIN_LEN`](Token::MIN_LEN) bytes; white space around it does not count.
+    /// Makes a token from text, without the white space around it. `None` if it has fewer than
+    /// [`MIN_LEN`](Token::MIN_LEN) bytes.
     pub fn new(text: &str) -> Option<Token> {
         let text = text.trim();
         (text.len() >= Token::MIN_LEN).then(|| Token(text.as_bytes().to_vec()))
     }
 
-    /// The text: for the ranks of the job only.
+    /// Returns the token as text, to pass it to the ranks of the job.
     pub fn reveal(&self) -> &str {
         std::str::from_utf8(&self.0).expect("a token is made of text")
     }
@@ -46,7 +47,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The token itself is never shown.
+/// Never prints the token itself.
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Token(…)")
@@ -60,8 +61,8 @@ pub fn nonce() -> std::io::Result<[u8; 32]> {
     Ok(nonce)
 }
 
-/// The keys of a session: for what the client sends, and for what the server sends. `binding` is what the encryption
-/// under it shares.
+/// Derives the keys of a session: the client's and the server's. `binding` ties them to the TLS session, if
+/// there is one.
 pub fn keys(token: &Token, client: &Greeting, server: &Greeting, binding: &[u8]) -> (Key, Key) {
     let key = |direction: &[u8]| {
         let mut mac = keyed(&token.0);
@@ -77,7 +78,7 @@ fn keyed(key: &[u8]) -> HmacSha256 {
     HmacSha256::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// One direction's key, and the number of its next frame.
+/// The key of one direction, with the number of its next frame.
 pub struct Key {
     mac: HmacSha256,
     next: u64,
@@ -92,7 +93,7 @@ impl Key {
         mac
     }
 
-    /// The frame of the next message.
+    /// Makes an authenticated frame of a message.
     pub fn seal(&mut self, message: &[u8]) -> Vec<u8> {
         let length = u32::try_from(message.len()).expect("messages are small").to_le_bytes();
         let mut mac = self.start(&length);
@@ -100,8 +101,8 @@ impl Key {
         [&length[..], message, &mac.finalize().into_bytes()[..]].concat()
     }
 
-    /// The message in the next frame, which begins with `bytes`, and how many of them it takes; `None` if
-    /// it is not complete yet. A message longer than `limit` is refused before it has come.
+    /// Verifies the frame at the start of `bytes` and returns its message; `None` if it is incomplete. A
+    /// message longer than `limit` is refused by its length, before the rest is received.
     pub fn open<'a>(&mut self, bytes: &'a [u8], limit: usize) -> Result<Option<Opened<'a>>, Malformed> {
         let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
             return Ok(None);
@@ -124,12 +125,12 @@ impl Key {
     }
 }
 
-/// A frame that verified.
+/// A verified frame.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Opened<'a> {
-    /// What was in it.
+    /// Its message.
     pub message: &'a [u8],
-    /// Its length as a frame.
+    /// Length of the whole frame in bytes.
     pub taken: usize,
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Measures how long its thread did not run. While a host is suspended nobody sends anything, and no member is lost by that.
+/// Measures how long its thread did not run. A suspended host sends nothing, and must not find its peers
+/// silent when it resumes.
 pub struct StallDetector {
     expected: Duration,
     last: Instant,

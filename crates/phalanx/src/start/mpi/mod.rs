@@ -1,4 +1,4 @@
-//! Ranks that an MPI launcher started: on the MPI backend, or told over MPI where they are.
+//! Ranks started by an MPI launcher: they use the MPI backend, or find each other over MPI.
 
 mod store;
 
@@ -12,7 +12,7 @@ use crate::types::error::Result;
 use std::sync::Arc;
 use store::open_store_over_mpi;
 
-/// The communicator of all ranks of the MPI job.
+/// Creates the communicator of all ranks of the MPI job.
 pub(super) fn join_mpi(
     launcher: Option<&Launcher>,
     environment: &Environment,
@@ -32,8 +32,8 @@ fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm
     MpiComm::world(&launched, settings.timeout, settings.check)
 }
 
-/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL they then join a store whose
-/// connections MPI carries.
+/// The communicator of MPI ranks on possibly several hosts. They exchange introductions over MPI. For NCCL
+/// they then join a store whose connections MPI carries.
 pub(super) fn over_mpi(
     launcher: &Launcher,
     environment: &Environment,
@@ -52,7 +52,7 @@ pub(super) fn over_mpi(
     }
     check_for_hosts(backend, &topology)?;
     let place = launcher.place(environment);
-    // A launcher may call the job something else on each host.
+    // The job's name may differ between hosts.
     let job = place.as_ref().map_or("MPI_COMM_WORLD", |place| &place.job);
     let job = String::from_utf8_lossy(&world.tell_bytes(job.as_bytes())?[0]).into_owned();
     if backend == BackendKind::Mpi {

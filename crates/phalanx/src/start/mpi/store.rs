@@ -9,7 +9,7 @@ use crate::start::job_store::settings;
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::time::Duration;
 
-/// The store of ranks that MPI connects: in rank 0, and MPI carries what goes to it and comes from it.
+/// Starts or joins the store in rank 0. Its connections are carried by MPI messages.
 pub(super) fn open_store_over_mpi(
     world: MpiComm,
     environment: &Environment,
@@ -19,8 +19,8 @@ pub(super) fn open_store_over_mpi(
 ) -> Result<Store> {
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;
-    // Nobody but the job's ranks can connect, so they may take their time.
-    let settings = Settings { encrypted, patience: timeout, ..settings(place, silence) };
+    // Only the job's ranks can connect, so they get the whole timeout to authenticate.
+    let settings = Settings { encrypted, auth_timeout: timeout, ..settings(place, silence) };
     let hosted = (place.rank == 0).then(|| StoreEnds::begin(place.world_size, settings)).transpose();
     let mut announcement = vec![u8::from(world.is_for_all_threads())];
     if let Ok(Some(hosted)) = &hosted {
@@ -53,7 +53,7 @@ pub(super) fn open_store_over_mpi(
     Ok(store)
 }
 
-/// A store in this process, rank 0's: its own end of the connection with it, and the ends that are carried to the others.
+/// Starts the store in rank 0. Returns rank 0's own connection, and those that MPI carries to the others.
 struct StoreEnds {
     server: Server,
     token: Token,

@@ -23,14 +23,14 @@ use std::num::NonZeroU64;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex};
 
-/// GPU memory that a communicator knows: the library's own (`ncclMemAlloc`, zero at first), registered as far as the library can, or a
-/// slice of the program's that was [registered](crate::nccl::Nccl::register).
+/// GPU memory that a communicator knows: the library's own (`ncclMemAlloc`, zero at first), registered as far
+/// as the library can, or a slice of the program's that was [registered](crate::nccl::Nccl::register).
 ///
 /// A buffer of every operation, and of cudarc (of HIP) through [`view`](crate::nccl::Buffer::view) and
-/// [`view_mut`](crate::nccl::Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it; if that does not end the
-/// memory is leaked, with a line in the log. It may outlive its communicator. A window that is dropped after the communicator's first
-/// one-sided operation stays, with its memory, until the communicator ends: peers may still [put](crate::nccl::Surface::put_signal)
-/// something there.
+/// [`view_mut`](crate::nccl::Buffer::view_mut). Dropping it waits, with a bound, for the work that uses it;
+/// if that does not end the memory is leaked, with a line in the log. It may outlive its communicator. A
+/// window that is dropped after the communicator's first one-sided operation stays, with its memory, until
+/// the communicator ends: peers may still [put](crate::nccl::Surface::put_signal) something there.
 pub struct Buffer<
     T: Element,
     #[cfg(feature = "nccl")] S: GpuSlice<T> = CudaSlice<T>,
@@ -43,8 +43,9 @@ pub struct Buffer<
     registration: Registration,
     /// Its registration's number.
     pub(super) number: Option<NonZeroU64>,
-    /// Streams beside the slice's own on which operations may still read it, since the last write. cudarc remembers the last reader alone,
-    /// which may be another one by now; and this memory, unlike the driver's, is freed without regard to its users.
+    /// Streams beside the slice's own on which operations may still read it, since the last write. cudarc
+    /// remembers the last reader alone, which may be another one by now; and this memory, unlike the
+    /// driver's, is freed without regard to its users.
     pub(super) readers: Mutex<Vec<GpuStream>>,
     elements: PhantomData<T>,
 }
@@ -64,7 +65,8 @@ unsafe impl<T: Element, S: GpuSlice<T> + Send> Send for Buffer<T, S> {}
 unsafe impl<T: Element, S: GpuSlice<T> + Sync> Sync for Buffer<T, S> {}
 
 impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
-    /// Collective unless `wanted` is plain; for a window, `arrive` waits for all ranks once the memory is allocated.
+    /// Collective unless `wanted` is plain; for a window, `arrive` waits for all ranks once the memory is
+    /// allocated.
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         stream: &GpuStream,
@@ -147,7 +149,8 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         Ok(buffer)
     }
 
-    /// Keeps a registration. The library returns a null handle if it has nothing to register (one rank, an unfit transport).
+    /// Keeps a registration. The library returns a null handle if it has nothing to register (one rank, an
+    /// unfit transport).
     fn keep(&mut self, registration: Registration, handle: Option<Handle>) {
         if let Some(handle) = handle {
             self.registration = registration;
@@ -155,12 +158,13 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         }
     }
 
-    /// The slice that was [registered](crate::nccl::Nccl::register), as the program's alone again. Waits, with a bound, for the
-    /// work that uses it.
+    /// The slice that was [registered](crate::nccl::Nccl::register), as the program's alone again. Waits,
+    /// with a bound, for the work that uses it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for memory of the library's own, which goes with the buffer. If the work does not end, or the
-    /// library does not give the registration up, the memory is leaked, as when the buffer is dropped.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for memory of the library's own, which goes with the
+    /// buffer. If the work does not end, or the library does not give the registration up, the memory is
+    /// leaked, as when the buffer is dropped.
     pub fn into_slice(self) -> Result<S> {
         if self.owner == Owner::Library {
             return Err(Error::from(UnsupportedError {
@@ -228,11 +232,13 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
 
 #[cfg(feature = "nccl")]
 impl<T: Element> Buffer<T> {
-    /// Its window (`ncclWindow_t`), for kernels that take it by value: `value(&window)`, beside the buffer itself as one that is read or written, which
-    /// puts the kernel in order with its other users on this rank. Valid as long as the buffer and its communicator live.
+    /// Its window (`ncclWindow_t`), for kernels that take it by value: `value(&window)`, beside the buffer
+    /// itself as one that is read or written, which puts the kernel in order with its other users on this
+    /// rank. Valid as long as the buffer and its communicator live.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if it has none, as memory that is registered otherwise.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if it has none, as memory that is registered
+    /// otherwise.
     pub fn window(&self) -> Result<u64> {
         self.window_of(&self.communicator).map(|window| window as u64)
     }

@@ -1,4 +1,5 @@
-//! Lending a buffer to operations: later users of the memory come behind earlier ones, whichever streams they use.
+//! Lending a buffer to operations: later users of the memory come behind earlier ones, whichever streams they
+//! use.
 
 use super::buffer::{Buffer, Owner};
 use super::registration::free;
@@ -26,7 +27,8 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
         self.number.map_or(Ok(true), |number| self.communicator.end_registration(number))
     }
 
-    /// Records that an operation reads the memory on a stream other than the slice's own. Costs an uncontended lock.
+    /// Records that an operation reads the memory on a stream other than the slice's own. Costs an
+    /// uncontended lock.
     #[inline(never)]
     fn keep_reader(&self, stream: &GpuStream) {
         let mut readers = lock(&self.readers);

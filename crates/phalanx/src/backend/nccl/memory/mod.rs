@@ -1,4 +1,5 @@
-//! GPU memory that the library knows: allocated by it, registered with a communicator, or a window of all ranks.
+//! GPU memory that the library knows: allocated by it, registered with a communicator, or a window of all
+//! ranks.
 
 mod buffer;
 mod lend;

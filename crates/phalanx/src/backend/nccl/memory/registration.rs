@@ -1,7 +1,7 @@
 //! Calls of the library that allocate, register, and open windows; and their opposites.
 
 use crate::backend::nccl::communicator::Communicator;
-use crate::backend::nccl::device::Device;
+use crate::backend::nccl::device::GpuDevice;
 use crate::backend::nccl::device_comm::Held;
 use crate::backend::nccl::library::Library;
 use crate::types::error::Result;
@@ -17,10 +17,11 @@ pub enum Registration {
     Plain,
     /// By this rank alone (`ncclCommRegister`, 2.19): all ranks have to register theirs, or none.
     Local,
-    /// As a window at the same place on all ranks (`ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`, 2.27):
-    /// the fastest.
+    /// As a window at the same place on all ranks (`ncclCommWindowRegister` with `NCCL_WIN_COLL_SYMMETRIC`,
+    /// 2.27): the fastest.
     Symmetric,
-    /// The same, where what peers put by the network comes in the order of their calls (`NCCL_WIN_STRICT_ORDERING`, 2.29.7).
+    /// The same, where what peers put by the network comes in the order of their calls
+    /// (`NCCL_WIN_STRICT_ORDERING`, 2.29.7).
     SymmetricOrdered,
 }
 
@@ -83,7 +84,8 @@ impl Communicator {
     /// Gives a registration back to the library. If that does not take it, the memory stays registered.
     pub(crate) fn deregister(&self, handle: Handle) -> Result<()> {
         let library = self.library;
-        // SAFETY: registered with this communicator, which has not ended, and given back once; no kernel has it any more.
+        // SAFETY: registered with this communicator, which has not ended, and given back once; no kernel has
+        // it any more.
         unsafe {
             match handle {
                 Handle::Local(handle) => match library.ncclCommDeregister {
@@ -108,7 +110,7 @@ impl Communicator {
 ///
 /// # Safety
 /// It was allocated by `ncclMemAlloc`, nobody uses it, it is not registered, and this happens once.
-pub(crate) unsafe fn free(library: &Library, device: &Device, start: *mut u8) {
+pub(crate) unsafe fn free(library: &Library, device: &GpuDevice, start: *mut u8) {
     let Some(free) = library.ncclMemFree else { return };
     let _current = device.enter();
     let Ok(_locked) = device.library_lock.acquire() else { return };

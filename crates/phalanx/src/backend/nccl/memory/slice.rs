@@ -20,7 +20,8 @@ pub trait GpuSlice<T: Element>: Target<Elem = T> + Sized {
     /// Whether it was made on this stream.
     #[doc(hidden)]
     fn is_on(&self, stream: &GpuStream) -> bool;
-    /// Puts the slice's stream behind these readers and all users that the slice knows itself, and later ones behind that; answers it.
+    /// Puts the slice's stream behind these readers and all users that the slice knows itself, and later ones
+    /// behind that; answers it.
     #[doc(hidden)]
     fn gather_users(&mut self, readers: &[GpuStream]) -> Result<GpuStream>;
     /// Forgets the memory, and gives back what was needed for its order.

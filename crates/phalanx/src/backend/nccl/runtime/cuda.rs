@@ -79,7 +79,8 @@ impl Runtime for Cuda {
     fn is_of_pool(&self, address: usize) -> bool {
         let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
-        // SAFETY: an attribute that is a handle, which is written during the call; any address may be asked for.
+        // SAFETY: an attribute that is a handle, which is written during the call; any address may be asked
+        // for.
         let answered =
             unsafe { sys::cuPointerGetAttribute((&raw mut pool).cast(), attribute, address as CUdeviceptr) };
         answered == CUresult::CUDA_SUCCESS && !pool.is_null()

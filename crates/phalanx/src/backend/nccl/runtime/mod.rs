@@ -28,8 +28,8 @@ pub(crate) type Answer<T = ()> = std::result::Result<T, LibraryError>;
 /// A device's runtime.
 ///
 /// # Safety of its functions
-/// Streams and events are the device's, and it is current; memory is valid for so many bytes until the stream's work is
-/// complete; what is freed or destroyed was made by the same object, and goes once.
+/// Streams and events are the device's, and it is current; memory is valid for so many bytes until the
+/// stream's work is complete; what is freed or destroyed was made by the same object, and goes once.
 pub(crate) trait Runtime: Send + Sync {
     fn ordinal(&self) -> usize;
     #[cfg(feature = "nccl")]

@@ -17,16 +17,16 @@ impl Context {
     /// Allocates `len` zeroed elements on every PE. Collective, with the same length and type on all PEs.
     /// `nvshmem_malloc` (`nvshmem_calloc` ends the process when memory is short)
     ///
-    /// Waits for all work of the GPU, as [`free`](Symmetric::free) does: the library runs a barrier of all PEs
-    /// inside, beside which other operations of theirs would fail.
+    /// Waits for all work of the GPU, as [`free`](Symmetric::free) does: the library runs a barrier of all
+    /// PEs inside, beside which other operations of theirs would fail.
     ///
-    /// The heap grows in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB). On GPUs without virtual memory management
-    /// its size is fixed: set `NVSHMEM_SYMMETRIC_SIZE` before initialisation.
+    /// The heap grows in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB). On GPUs without virtual memory
+    /// management its size is fixed: set `NVSHMEM_SYMMETRIC_SIZE` before initialisation.
     ///
     /// # Errors
-    /// [`Error::Library`] on a PE that is short of memory, [`Error::Unsupported`] on the others; [`Error::Mismatch`]
-    /// if the PEs ask for different sizes (contexts made from a `Comm`); [`UsageError::Overflow`] for more than
-    /// `isize::MAX` bytes; those of [`sync`](Context::sync).
+    /// [`Error::Library`] on a PE that is short of memory, [`Error::Unsupported`] on the others;
+    /// [`Error::Mismatch`] if the PEs ask for different sizes (contexts made from a `Comm`);
+    /// [`UsageError::Overflow`] for more than `isize::MAX` bytes; those of [`sync`](Context::sync).
     pub fn alloc<T: Element>(&self, len: usize) -> Result<Symmetric<'_, T>> {
         let start = self.reserve_zeroed(byte_count::<T>("alloc", len)?)?;
         Ok(Symmetric::new(self, start, len, MemoryOrigin::Heap))
@@ -38,7 +38,8 @@ impl Context {
         Ok(Symmetric::new(self, start, len, MemoryOrigin::Heap))
     }
 
-    /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes. `nvshmem_align`
+    /// As [`alloc_uninit`](Context::alloc_uninit), starting at a multiple of `alignment` bytes.
+    /// `nvshmem_align`
     ///
     /// # Errors
     /// Also [`UsageError::Setting`] for an alignment that is no power of two, less than 8 or more than 2 GiB.
@@ -74,8 +75,8 @@ impl Context {
         self.obtain(step, bytes, 0, move || unsafe { malloc(bytes) })
     }
 
-    /// As `reserve`, zeroed. Not by `nvshmem_calloc`, which ends the process when a heap of fixed size is full, and
-    /// grows another heap by the size of one element only.
+    /// As `reserve`, zeroed. Not by `nvshmem_calloc`, which ends the process when a heap of fixed size is
+    /// full, and grows another heap by the size of one element only.
     pub(crate) fn reserve_zeroed(&self, bytes: usize) -> Result<CUdeviceptr> {
         let start = self.malloc(bytes, true)?;
         if bytes == 0 {
@@ -83,7 +84,8 @@ impl Context {
         }
         let stream = self.host_stream();
         self.enter()?;
-        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is current.
+        // SAFETY: new memory of so many bytes, which nobody uses yet; a stream of the device, which is
+        // current.
         match unsafe { sys::cuMemsetD8Async(start, 0, bytes, stream.cu_stream()) } {
             CUresult::CUDA_SUCCESS => self.sync(stream)?,
             error => return Err(self.fail(failed("cuMemsetD8Async", error, true))),
@@ -115,7 +117,8 @@ impl Context {
         call: impl FnOnce() -> *mut c_void + Send + 'static,
     ) -> Result<CUdeviceptr> {
         let function = step.function();
-        // The library runs a barrier of all PEs inside, beside which operations on streams, and kernels, would fail.
+        // The library runs a barrier of all PEs inside, beside which operations on streams, and kernels,
+        // would fail.
         self.drain()?;
         self.meet(&step)?;
         self.enter()?;
@@ -153,8 +156,8 @@ impl Context {
                 self.heap.borrow_mut().remove(&start);
                 let name = "nvshmem_free";
                 let free = self.library.need(self.library.nvshmem_free, name)?;
-                // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library waits for the
-                // other PEs.
+                // SAFETY: allocated by the library and freed once; the GPU is done with it, and the library
+                // waits for the other PEs.
                 self.collectively(CollectiveCall::new(name, [number, 0, 0]), move || unsafe {
                     free(start as *mut c_void)
                 })

@@ -1,8 +1,8 @@
 //! Atomic operations on single elements of a PE's memory.
 //!
-//! The library exports host functions for them, which print "not implemented" and do nothing (3.4.5, 3.8.0). So
-//! kernels of one thread do them here, on the peer's address, in system scope. The kernels are a few lines of PTX,
-//! which the driver compiles.
+//! The library exports host functions for them, which print "not implemented" and do nothing (3.4.5, 3.8.0).
+//! So kernels of one thread do them here, on the peer's address, in system scope. The kernels are a few lines
+//! of PTX, which the driver compiles.
 
 use super::context::Context;
 use super::device::{failed, raw};
@@ -117,19 +117,21 @@ fn check(function: &'static str, result: CUresult) -> Result<()> {
     }
 }
 
-/// Each changes or reads one element of a PE's memory in one step, also beside other PEs, kernels and this PE. The
-/// memory must be mapped here ([`Symmetric::peer`](super::Symmetric::peer)). `nvshmem_TYPE_atomic_…`, which the
-/// library itself does not implement.
+/// Each changes or reads one element of a PE's memory in one step, also beside other PEs, kernels and this
+/// PE. The memory must be mapped here ([`Symmetric::peer`](super::Symmetric::peer)). `nvshmem_TYPE_atomic_…`,
+/// which the library itself does not implement.
 ///
-/// Forms without a result are enqueued on the given stream. Fetching forms run as [`put`](Context::put) does and are
-/// waited for with the timeout; they are not ordered with any stream, also not with forms enqueued there.
+/// Forms without a result are enqueued on the given stream. Fetching forms run as [`put`](Context::put) does
+/// and are waited for with the timeout; they are not ordered with any stream, also not with forms enqueued
+/// there.
 ///
-/// The first use of an operation with a type loads its kernel, for which the driver may wait until all streams are
-/// idle (limited by the timeout). A program that needs it while a stream waits for a peer has to use it once before.
+/// The first use of an operation with a type loads its kernel, for which the driver may wait until all
+/// streams are idle (limited by the timeout). A program that needs it while a stream waits for a peer has to
+/// use it once before.
 ///
-/// All fail with [`UsageError`](crate::UsageError) for an element or PE that does not exist and for a stream of
-/// another GPU, and with [`Error::Unsupported`] if the PE's memory is not mapped here. Fetching forms and first uses
-/// also fail as [`sync`](Context::sync).
+/// All fail with [`UsageError`](crate::UsageError) for an element or PE that does not exist and for a stream
+/// of another GPU, and with [`Error::Unsupported`] if the PE's memory is not mapped here. Fetching forms and
+/// first uses also fail as [`sync`](Context::sync).
 impl Context {
     /// The element. `nvshmem_TYPE_atomic_fetch`
     pub fn atomic_fetch<D: Shared<Elem: Atomic> + ?Sized>(
@@ -164,7 +166,8 @@ impl Context {
         self.fetching(AtomicOperation::Swap, place, index, pe, Some(value), None)
     }
 
-    /// Sets the element if it is `expected`, bit by bit, and answers what it was. `nvshmem_TYPE_atomic_compare_swap`
+    /// Sets the element if it is `expected`, bit by bit, and answers what it was.
+    /// `nvshmem_TYPE_atomic_compare_swap`
     pub fn atomic_compare_swap<D: Shared<Elem: Atomic> + ?Sized>(
         &self,
         place: &D,
@@ -200,7 +203,8 @@ impl Context {
         self.fetching(AtomicOperation::Add, place, index, pe, Some(value), None)
     }
 
-    /// Keeps the bits of the element that `value` has, and answers what it was. `nvshmem_TYPE_atomic_fetch_and`, `…_and`
+    /// Keeps the bits of the element that `value` has, and answers what it was.
+    /// `nvshmem_TYPE_atomic_fetch_and`, `…_and`
     pub fn atomic_fetch_and<D: Shared<Elem: AtomicBits> + ?Sized>(
         &self,
         place: &D,
@@ -211,7 +215,8 @@ impl Context {
         self.fetching(AtomicOperation::And, place, index, pe, Some(value), None)
     }
 
-    /// Sets the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_or`, `…_or`
+    /// Sets the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_or`,
+    /// `…_or`
     pub fn atomic_fetch_or<D: Shared<Elem: AtomicBits> + ?Sized>(
         &self,
         place: &D,
@@ -222,7 +227,8 @@ impl Context {
         self.fetching(AtomicOperation::Or, place, index, pe, Some(value), None)
     }
 
-    /// Turns the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_xor`, `…_xor`
+    /// Turns the bits that `value` has, and answers what the element was. `nvshmem_TYPE_atomic_fetch_xor`,
+    /// `…_xor`
     pub fn atomic_fetch_xor<D: Shared<Elem: AtomicBits> + ?Sized>(
         &self,
         place: &D,
@@ -282,8 +288,8 @@ impl Context {
             (&raw mut answer).cast(),
         ];
         let (stream, none) = (raw(stream).cast(), std::ptr::null_mut());
-        // SAFETY: the function's parameters, copied during the call; the element is mapped here and stays so until all PEs
-        // free it, behind all work of this GPU; the answer's word lives as long as the process.
+        // SAFETY: the function's parameters, copied during the call; the element is mapped here and stays so
+        // until all PEs free it, behind all work of this GPU; the answer's word lives as long as the process.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters.as_mut_ptr(), none)
         })
@@ -293,8 +299,8 @@ impl Context {
     fn answer(&self) -> Result<*mut u64> {
         self.enter()?;
         let word = self.device.word();
-        // SAFETY: a word that lives as long as the process; no kernel is under way that would write to it. The upper half of 32
-        // bits stays zero.
+        // SAFETY: a word that lives as long as the process; no kernel is under way that would write to it.
+        // The upper half of 32 bits stays zero.
         unsafe { word.write_volatile(0) };
         Ok(word)
     }

@@ -87,8 +87,8 @@ pub(crate) fn column(dtype: DType) -> Option<usize> {
     REDUCE_TYPES.iter().position(|known| *known == name)
 }
 
-/// All are enqueued on a stream and run when it gets there; [`Context::sync`](super::Context::sync) waits for a
-/// stream. Source and destination are symmetric memory, the same on all PEs of the team.
+/// All are enqueued on a stream and run when it gets there; [`Context::sync`](super::Context::sync) waits for
+/// a stream. Source and destination are symmetric memory, the same on all PEs of the team.
 impl Team<'_> {
     /// Makes each PE's stream wait for all PEs, and completes all puts. `nvshmemx_barrier_on_stream`
     ///
@@ -103,7 +103,8 @@ impl Team<'_> {
         self.context.library.check(name, unsafe { barrier(self.handle, raw(stream)) })
     }
 
-    /// Makes each PE's stream wait for all PEs; puts may still be on their way. `nvshmemx_team_sync_on_stream`
+    /// Makes each PE's stream wait for all PEs; puts may still be on their way.
+    /// `nvshmemx_team_sync_on_stream`
     ///
     /// # Errors
     /// [`UsageError::Memory`] for a stream of another GPU.
@@ -119,21 +120,22 @@ impl Team<'_> {
     /// As [`barrier_on_stream`](Team::barrier_on_stream), and waits for it on the host, with the timeout.
     /// `nvshmem_barrier` has none.
     ///
-    /// It is enqueued on the context's [stream](super::Context::stream), so it waits for all work there: a team is in
-    /// one operation at a time. It neither waits for nor completes work on other streams, except earlier `…_nbi`
-    /// operations. For a barrier beside other work, use [`barrier_on_stream`](Team::barrier_on_stream) with an idle
-    /// stream, and [`Context::sync`](super::Context::sync).
+    /// It is enqueued on the context's [stream](super::Context::stream), so it waits for all work there: a
+    /// team is in one operation at a time. It neither waits for nor completes work on other streams, except
+    /// earlier `…_nbi` operations. For a barrier beside other work, use
+    /// [`barrier_on_stream`](Team::barrier_on_stream) with an idle stream, and
+    /// [`Context::sync`](super::Context::sync).
     ///
     /// # Errors
-    /// Those of [`Context::sync`](super::Context::sync): final, also if other work on the context's stream does not
-    /// end.
+    /// Those of [`Context::sync`](super::Context::sync): final, also if other work on the context's stream
+    /// does not end.
     pub fn barrier(&self) -> Result<()> {
         self.barrier_on_stream(self.context.stream())?;
         self.context.sync(self.context.stream())
     }
 
-    /// As [`sync_on_stream`](Team::sync_on_stream), and waits for it on the host, with the timeout; ordered as
-    /// [`barrier`](Team::barrier). `nvshmem_team_sync` has no timeout.
+    /// As [`sync_on_stream`](Team::sync_on_stream), and waits for it on the host, with the timeout; ordered
+    /// as [`barrier`](Team::barrier). `nvshmem_team_sync` has no timeout.
     ///
     /// # Errors
     /// As for [`barrier`](Team::barrier).
@@ -166,13 +168,14 @@ impl Team<'_> {
         let root = self.check_pe("broadcast", root)?;
         let bytes = bytes_of(source);
         self.enqueue(dest, source, stream, |to, from, stream| {
-            // SAFETY: initialised; a team that exists; symmetric memory of so many bytes, lent until it is enqueued.
+            // SAFETY: initialised; a team that exists; symmetric memory of so many bytes, lent until it is
+            // enqueued.
             self.checked(name, unsafe { broadcast(self.handle, to, from, bytes, root, stream) })
         })
     }
 
-    /// Concatenates `source` of every PE, in the order of their numbers, into `dest` of all, which is as long as all
-    /// sources together. `nvshmemx_fcollectmem_on_stream`
+    /// Concatenates `source` of every PE, in the order of their numbers, into `dest` of all, which is as long
+    /// as all sources together. `nvshmemx_fcollectmem_on_stream`
     ///
     /// # Errors
     /// [`UsageError::Length`] if it has another length.
@@ -192,8 +195,8 @@ impl Team<'_> {
         })
     }
 
-    /// Sends the n-th part of every PE's `source` to the team's PE n, whose `dest` gets them in the order of the
-    /// senders. `nvshmemx_alltoallmem_on_stream`
+    /// Sends the n-th part of every PE's `source` to the team's PE n, whose `dest` gets them in the order of
+    /// the senders. `nvshmemx_alltoallmem_on_stream`
     ///
     /// # Errors
     /// [`UsageError`] if the lengths differ, or the PEs cannot share them evenly.
@@ -221,10 +224,12 @@ impl Team<'_> {
         })
     }
 
-    /// Combines `source` of all PEs, element by element, into `dest` of all. `nvshmemx_TYPE_OP_reduce_on_stream`
+    /// Combines `source` of all PEs, element by element, into `dest` of all.
+    /// `nvshmemx_TYPE_OP_reduce_on_stream`
     ///
     /// # Errors
-    /// [`UsageError::Length`] if the lengths differ; [`Error::Unsupported`] for a type without such a reduction.
+    /// [`UsageError::Length`] if the lengths differ; [`Error::Unsupported`] for a type without such a
+    /// reduction.
     pub fn reduce<D, S>(
         &self,
         dest: &mut D,
@@ -248,9 +253,9 @@ impl Team<'_> {
         })
     }
 
-    /// As [`reduce`](Team::reduce), in place. With three or more PEs, reductions that neither NCCL nor the switch
-    /// does are made of pieces of 64 KiB, since the library's own kernels are wrong in place: a separate buffer is
-    /// faster.
+    /// As [`reduce`](Team::reduce), in place. With three or more PEs, reductions that neither NCCL nor the
+    /// switch does are made of pieces of 64 KiB, since the library's own kernels are wrong in place: a
+    /// separate buffer is faster.
     pub fn reduce_in_place<D>(
         &self,
         buffer: &mut D,
@@ -278,8 +283,8 @@ impl Team<'_> {
         let (scratch, size) = (self.context.limits.scratch(self.handle)?, size_of::<D::Elem>());
         for begin in (0..count).step_by(TEAM_SCRATCH / size) {
             let (part, len) = (start.wrapping_add(begin * size), (count - begin).min(TEAM_SCRATCH / size));
-            // SAFETY: within the buffer, and the team's scratch, whose last use was on this stream: a team has one operation at
-            // a time.
+            // SAFETY: within the buffer, and the team's scratch, whose last use was on this stream: a team
+            // has one operation at a time.
             unsafe { copy(scratch as *mut u8, part, len * size, RawStream(raw(stream))) }?;
             // A peer may read this PE's scratch, and write to its buffer, as soon as it is there itself.
             self.sync_on_stream(stream)?;

@@ -37,8 +37,9 @@ use std::time::{Duration, Instant};
 /// # }
 /// ```
 ///
-/// [`finalize`](Context::finalize) ends it, on all PEs together. Dropping it cannot do that: the library then stays
-/// initialised, its memory allocated, and no other context can be made in this process. A line in the log says so.
+/// [`finalize`](Context::finalize) ends it, on all PEs together. Dropping it cannot do that: the library then
+/// stays initialised, its memory allocated, and no other context can be made in this process. A line in the
+/// log says so.
 pub struct Context {
     pub(crate) library: &'static NvshmemLibrary,
     pub(crate) device: PeDevice,
@@ -78,13 +79,13 @@ impl Context {
         Context::builder().init_with_id(id, pe, pes)
     }
 
-    /// Finds the other PEs by the launcher's environment: `NVSHMEM_BOOTSTRAP` names the method, PMI by default
-    /// (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). The library keeps the PEs that it found for every later
-    /// context of the process. Otherwise as [`init_with_id`](Context::init_with_id).
+    /// Finds the other PEs by the launcher's environment: `NVSHMEM_BOOTSTRAP` names the method, PMI by
+    /// default (`NVSHMEM_BOOTSTRAP_PMI` chooses PMI, PMI-2 or PMIx). The library keeps the PEs that it found
+    /// for every later context of the process. Otherwise as [`init_with_id`](Context::init_with_id).
     ///
     /// # Errors
-    /// As for [`init`](Context::init); [`Error::LibraryNotFound`], too, if the library's plugin for that way cannot be loaded (those for
-    /// PMIx in NVIDIA's wheels fit some releases of PMIx only).
+    /// As for [`init`](Context::init); [`Error::LibraryNotFound`], too, if the library's plugin for that way
+    /// cannot be loaded (those for PMIx in NVIDIA's wheels fit some releases of PMIx only).
     pub fn init_from_environment() -> Result<Context> {
         Context::builder().init_from_environment()
     }
@@ -152,8 +153,8 @@ impl Context {
         Ok(())
     }
 
-    /// Ends NVSHMEM in this process, on all PEs together. Collective. Waits for all work of the GPU, and frees memory
-    /// that was not freed. Another context can be made afterwards. `nvshmemx_hostlib_finalize`
+    /// Ends NVSHMEM in this process, on all PEs together. Collective. Waits for all work of the GPU, and
+    /// frees memory that was not freed. Another context can be made afterwards. `nvshmemx_hostlib_finalize`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the library then stays as it is.
@@ -161,7 +162,8 @@ impl Context {
         let name = "nvshmemx_hostlib_finalize";
         let finalize = self.library.need(self.library.nvshmemx_hostlib_finalize, name)?;
         self.drain()?;
-        // SAFETY: initialised (its status was checked), once for each initialisation; nothing borrows the context.
+        // SAFETY: initialised (its status was checked), once for each initialisation; nothing borrows the
+        // context.
         self.collectively(CollectiveCall::new(name, [0; 3]), move || unsafe { finalize() })?;
         // No PE leaves while another's library may wait for it.
         if let Some(control) = &self.control {
@@ -171,12 +173,12 @@ impl Context {
         Ok(())
     }
 
-    /// Ends the whole job from within: the library tells the launcher's process manager, where there is one, and every
-    /// process ends with this status. `nvshmem_global_exit`
+    /// Ends the whole job from within: the library tells the launcher's process manager, where there is one,
+    /// and every process ends with this status. `nvshmem_global_exit`
     ///
     /// # Errors
-    /// [`Error::MissingFunction`]. Where the library knows no process manager (bootstrap by unique id) this returns,
-    /// and the program has to end the process.
+    /// [`Error::MissingFunction`]. Where the library knows no process manager (bootstrap by unique id) this
+    /// returns, and the program has to end the process.
     pub fn global_exit(self, status: i32) -> Result<()> {
         let exit = self.library.need(self.library.nvshmem_global_exit, "nvshmem_global_exit")?;
         // SAFETY: initialised.

@@ -1,8 +1,8 @@
 //! Channels beside the library: PEs compare their collective calls, and find missing peers.
 //!
-//! NVSHMEM's collective functions wait without limit for a missing PE, and corrupt the heap if the PEs pass different
-//! arguments. So PEs that were made from a `Comm` compare each call on a channel of their own before they make it,
-//! and check the peers while they wait for the library.
+//! NVSHMEM's collective functions wait without limit for a missing PE, and corrupt the heap if the PEs pass
+//! different arguments. So PEs that were made from a `Comm` compare each call on a channel of their own
+//! before they make it, and check the peers while they wait for the library.
 
 use crate::contract::{Backend, Blocks, Call, Departure, Operation};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct PeDevice {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
-    /// The stream of blocking operations: nothing on it waits for other PEs, or for other work than that of its
-    /// buffers.
+    /// The stream of blocking operations: nothing on it waits for other PEs, or for other work than that of
+    /// its buffers.
     pub host_stream: Arc<CudaStream>,
     word: Word,
 }

@@ -1,8 +1,8 @@
 //! Room in the library's heap: whether it can grow for an allocation.
 //!
-//! With virtual memory management the heap grows when it is full, in steps of `NVSHMEM_CUMEM_GRANULARITY`. If the GPU
-//! has no room for a step, the library (3.4.5) unmaps the whole heap and still uses it. So the room is checked
-//! before.
+//! With virtual memory management the heap grows when it is full, in steps of `NVSHMEM_CUMEM_GRANULARITY`. If
+//! the GPU has no room for a step, the library (3.4.5) unmaps the whole heap and still uses it. So the room
+//! is checked before.
 
 use super::context::Context;
 use super::device::failed;
@@ -106,8 +106,8 @@ pub(crate) fn origin(address: CUdeviceptr) -> Result<Option<Created>> {
     if found != CUresult::CUDA_SUCCESS {
         return Err(failed("cuMemGetAllocationPropertiesFromHandle", found, false));
     }
-    // SAFETY: the structure begins with four words. Not read as its own types, which are enumerations: kinds of handles can be
-    // combined.
+    // SAFETY: the structure begins with four words. Not read as its own types, which are enumerations: kinds
+    // of handles can be combined.
     let [_, handle_types, kind, number] = unsafe { properties.as_ptr().cast::<[u32; 4]>().read() };
     Ok(Some(Created { handle_types, location: [kind, number] }))
 }

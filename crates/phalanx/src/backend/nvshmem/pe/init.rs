@@ -1,4 +1,5 @@
-//! Initialisation: the settings of a context, what is checked before the library is entered, and the call that enters it.
+//! Initialisation: the settings of a context, what is checked before the library is entered, and the call
+//! that enters it.
 
 use super::context::Context;
 use super::control::PeControl;
@@ -31,8 +32,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Chooses this PE's GPU, by its number in this process. Default: the communicator's, else one that no other PE
-    /// of the host has. Without a communicator: the local rank that the launcher gives, or GPU 0 without a launcher.
+    /// Chooses this PE's GPU, by its number in this process. Default: the communicator's, else one that no
+    /// other PE of the host has. Without a communicator: the local rank that the launcher gives, or GPU 0
+    /// without a launcher.
     pub fn gpu(mut self, gpu: usize) -> Builder {
         self.gpu = Some(gpu);
         self
@@ -53,7 +55,8 @@ impl Builder {
         // Several PEs may choose one GPU here; the library decides whether it can be shared.
         let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
         let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
-        // A PE that cannot go on says so before the others enter the library, where they would wait without limit.
+        // A PE that cannot go on says so before the others enter the library, where they would wait without
+        // limit.
         let ready = PreparedPe::new(gpu, Some(&plugin::UID));
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
         let ready = ready?;
@@ -194,8 +197,8 @@ impl PreparedPe {
         let look = |since| control.as_ref().map_or(Ok(()), |control| control.look(since));
         let call = initialization(library, self.device.context.clone(), place)?;
         let begun = within("nvshmemx_hostlib_init_attr", timeout, look, call);
-        // Each initialisation lets the library register an exit handler, before which ours must run. Needed also
-        // after a failure: part of the library may be initialised, or still running.
+        // Each initialisation lets the library register an exit handler, before which ours must run. Needed
+        // also after a failure: part of the library may be initialised, or still running.
         at_exit(at_process_exit);
         let begun = begun
             .and_then(|begun| begun.ok_or_else(|| late("nvshmemx_hostlib_init_attr", 0, place, timeout)));
@@ -230,8 +233,8 @@ impl PreparedPe {
         if let Err(error) = context.together(fits, "use the library as it began") {
             context.finalize()?;
             if begun.status == init_status::LIMITED_MPG {
-                // The library keeps this state (3.4.5): the next barrier would end the process, even with a GPU for
-                // each PE.
+                // The library keeps this state (3.4.5): the next barrier would end the process, even with a
+                // GPU for each PE.
                 Claim::spend(&error);
             }
             return Err(error);
@@ -255,7 +258,8 @@ fn initialization(
     let n_pes = library.need(library.nvshmem_n_pes, "nvshmem_n_pes")?;
     Ok(move || {
         context.bind_to_thread()?;
-        // Boxed, since the attributes keep a pointer to the id. If the library never returns, neither is dropped.
+        // Boxed, since the attributes keep a pointer to the id. If the library never returns, neither is
+        // dropped.
         let mut attr = Box::new(nvshmemx_init_attr_t::new());
         let mut flags: c_uint = init_flags::ENVIRONMENT;
         let id = Box::new(place.map_or(nvshmemx_uniqueid_t::new(), |(id, _, _)| id.0));
@@ -269,8 +273,8 @@ fn initialization(
         }
         // With the environment no attributes are needed, and one of its bootstraps rejects them.
         let attr = if place.is_some() { &raw mut *attr } else { std::ptr::null_mut() };
-        // SAFETY: the layout and its version words are those of version 1, which all libraries of version 3 accept; the
-        // device is current; nothing else is inside the library.
+        // SAFETY: the layout and its version words are those of version 1, which all libraries of version 3
+        // accept; the device is current; nothing else is inside the library.
         let code = unsafe { init(flags, attr) };
         // SAFETY: needs no initialisation.
         let status = unsafe { status() };

@@ -6,13 +6,13 @@ use crate::types::error::Result;
 use cudarc::driver::sys::CUlibrary;
 
 impl Context {
-    /// Puts an image on this PE's GPU. If it [uses NVSHMEM](crate::jit::Program::nvshmem), its device functions get the
-    /// state of this context; the module then borrows it. Waits for whatever the GPU still does, as the library does, but with the
-    /// timeout. `nvshmemx_culibrary_init`
+    /// Puts an image on this PE's GPU. If it [uses NVSHMEM](crate::jit::Program::nvshmem), its device
+    /// functions get the state of this context; the module then borrows it. Waits for whatever the GPU still
+    /// does, as the library does, but with the timeout. `nvshmemx_culibrary_init`
     ///
     /// # Errors
-    /// As for [`Module::load`](crate::jit::Module::load); [`Error::Library`](crate::Error::Library) if the image's device
-    /// code is newer than the loaded library; those of [`sync`](Context::sync).
+    /// As for [`Module::load`](crate::jit::Module::load); [`Error::Library`](crate::Error::Library) if the
+    /// image's device code is newer than the loaded library; those of [`sync`](Context::sync).
     pub fn load(&self, image: &Image) -> Result<Module<'_>> {
         image.check()?;
         self.drain()?;

@@ -68,7 +68,8 @@ pub fn openshmem_version() -> Result<(u32, u32)> {
     library.openshmem_version().ok_or_else(|| library.lacks("nvshmem_info_get_version").into())
 }
 
-/// The file of the NVSHMEM that is (or would be) loaded: kernels are linked with `libnvshmem_device.a` beside it.
+/// The file of the NVSHMEM that is (or would be) loaded: kernels are linked with `libnvshmem_device.a` beside
+/// it.
 ///
 /// # Errors
 /// As for [`version`].
@@ -118,8 +119,8 @@ pub(crate) fn status_text(code: c_int) -> &'static str {
     }
 }
 
-/// Runs a call of the library in a thread of its own, waits for it, and checks the peers meanwhile. `None` if it does
-/// not return in time: the thread is then left running, since nothing can end it.
+/// Runs a call of the library in a thread of its own, waits for it, and checks the peers meanwhile. `None` if
+/// it does not return in time: the thread is then left running, since nothing can end it.
 pub(crate) fn within<R: Send + 'static>(
     function: &'static str,
     limit: Duration,

@@ -1,18 +1,18 @@
 //! Limits of the library's reductions, and how each reduction is done within them.
 //!
-//! On a stream the library reduces with NCCL or with the switch (NVLink multicast, where it is on), and with its own
-//! kernels what neither does. Those kernels
-//! - send parts of the source after they have begun to write to the destination, so that a reduction in place among three PEs
-//!   or more is wrong (seen with 3.4.5: 30,001 int8, xor, 3 PEs),
-//! - write the parts of a reduce_scatter to scratch memory (half of `NVSHMEM_REDUCE_SCRATCH_SIZE`, 256 KiB) without looking
-//!   whether they fit.
+//! On a stream the library reduces with NCCL or with the switch (NVLink multicast, where it is on), and with
+//! its own kernels what neither does. Those kernels
+//! - send parts of the source after they have begun to write to the destination, so that a reduction in place
+//!   among three PEs or more is wrong (seen with 3.4.5: 30,001 int8, xor, 3 PEs),
+//! - write the parts of a reduce_scatter to scratch memory (half of `NVSHMEM_REDUCE_SCRATCH_SIZE`, 256 KiB)
+//!   without looking whether they fit.
 //!
-//! So such a reduction is made of pieces, whose source is copied to [`TEAM_SCRATCH`] bytes of symmetric memory for
-//! each team.
+//! So such a reduction is made of pieces, whose source is copied to [`TEAM_SCRATCH`] bytes of symmetric
+//! memory for each team.
 //!
 //! With the switch, according to the source of 3.4.5 (untested: multicast was off on all machines used), a
-//! reduce_scatter adds integers as floats, and the result for 16-bit floats depends on their number in each block. So
-//! only sums of f32 use the switch.
+//! reduce_scatter adds integers as floats, and the result for 16-bit floats depends on their number in each
+//! block. So only sums of f32 use the switch.
 
 use super::collective::{TeamReduction, column};
 use super::context::Context;
@@ -67,7 +67,8 @@ impl Limits {
         Limits { nccl: false, start: 0, multicast: false }
     }
 
-    /// Collective, just after initialisation: later the process may load an NCCL of which the library knows nothing.
+    /// Collective, just after initialisation: later the process may load an NCCL of which the library knows
+    /// nothing.
     pub fn of(context: &Context) -> Result<Limits> {
         let nccl = finds_nccl(context.library);
         let start = if context.n_pes() > 1 { context.reserve(TEAMS * TEAM_SCRATCH)? } else { 0 };
@@ -79,9 +80,9 @@ impl Limits {
         Ok(Limits { nccl, start, multicast })
     }
 
-    /// Most teams of a process at a time, beside the library's own. With multicast the library makes each of them
-    /// `NVSHMEM_MAX_CTAS` (16) times, also four of its own six, and ends the process when there are no more (source
-    /// of 3.4.5; untested). Without multicast it returns an error.
+    /// Most teams of a process at a time, beside the library's own. With multicast the library makes each of
+    /// them `NVSHMEM_MAX_CTAS` (16) times, also four of its own six, and ends the process when there are no
+    /// more (source of 3.4.5; untested). Without multicast it returns an error.
     pub fn teams(&self) -> usize {
         if !self.multicast {
             return usize::MAX;

@@ -36,11 +36,11 @@ pub trait Shared: Local {
 /// `len` elements of symmetric memory on every PE, of the GPU.
 ///
 /// This PE's own part is a buffer for cudarc's copies and kernels ([`view`](Symmetric::view),
-/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to it at
-/// any time; signals and barriers order their writes with this PE's reads.
+/// [`view_mut`](Symmetric::view_mut)) and for the collectives of a [`Comm`](crate::Comm). Peers can write to
+/// it at any time; signals and barriers order their writes with this PE's reads.
 ///
-/// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays allocated until
-/// [`Context::finalize`], with a line in the log.
+/// [`free`](Symmetric::free) gives it back, on all PEs together. Dropping it cannot: the memory then stays
+/// allocated until [`Context::finalize`], with a line in the log.
 pub struct Symmetric<'c, T: Element> {
     context: &'c Context,
     /// cudarc's handle on memory that is not cudarc's to free.
@@ -114,7 +114,8 @@ impl<'c, T: Element> Symmetric<'c, T> {
         SliceMut { view: self.slice.slice_mut(from..to), start }
     }
 
-    /// Another PE's part, if kernels of this PE can load from it and store to it (over NVLink or PCIe). `nvshmem_ptr`
+    /// Another PE's part, if kernels of this PE can load from it and store to it (over NVLink or PCIe).
+    /// `nvshmem_ptr`
     ///
     /// # Errors
     /// [`UsageError::Rank`] if there is no such PE.
@@ -123,8 +124,8 @@ impl<'c, T: Element> Symmetric<'c, T> {
         Ok(start.map(|start| Peer::new(start, self.len())))
     }
 
-    /// Waits for all work of the GPU, then frees the memory. Collective, in the same order on all PEs: before it
-    /// frees, the library waits for all PEs and for their puts to this memory. `nvshmem_free`
+    /// Waits for all work of the GPU, then frees the memory. Collective, in the same order on all PEs: before
+    /// it frees, the library waits for all PEs and for their puts to this memory. `nvshmem_free`
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Peer`] if a PE does not come: the memory is then leaked.

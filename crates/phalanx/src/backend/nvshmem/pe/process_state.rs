@@ -53,8 +53,9 @@ impl Drop for Claim {
     }
 }
 
-/// At process exit: a library that was not finalized would crash in its exit handler (3.4.5: `bootstrap_finalize`),
-/// and one process alone cannot finalize it. So the process leaves without that handler.
+/// At process exit: a library that was not finalized would crash in its exit handler (3.4.5:
+/// `bootstrap_finalize`), and one process alone cannot finalize it. So the process leaves without that
+/// handler.
 pub(crate) fn at_process_exit(status: Option<c_int>) {
     let is_left = matches!(&*lock(&PROCESS), ProcessState::InUse | ProcessState::Spent(_));
     if let (true, Some(status)) = (is_left, status) {

@@ -16,11 +16,11 @@ use std::ffi::c_void;
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-/// A registered slice of cudarc's, which the library can read and write on this PE: a source of puts, a destination
-/// of gets.
+/// A registered slice of cudarc's, which the library can read and write on this PE: a source of puts, a
+/// destination of gets.
 ///
-/// Dropping it waits for operations on it and unregisters the slice; [`into_inner`](Registered::into_inner) also
-/// returns the slice.
+/// Dropping it waits for operations on it and unregisters the slice; [`into_inner`](Registered::into_inner)
+/// also returns the slice.
 pub struct Registered<'c, T: Element> {
     context: &'c Context,
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -44,20 +44,20 @@ impl Context {
         Ok(Registered { context: self, slice: ManuallyDrop::new(slice), start })
     }
 
-    /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs. The result
-    /// is a second mapping of the same memory: use its address. Waits for all work of the GPU.
+    /// Makes memory that was allocated elsewhere symmetric. Collective, with the same length on all PEs. The
+    /// result is a second mapping of the same memory: use its address. Waits for all work of the GPU.
     /// `nvshmemx_buffer_register_symmetric`
     ///
-    /// The memory has to come from `cuMemCreate` on this PE's GPU, have the heap's export handles, and be registered
-    /// as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB by default). The library unmaps its whole heap on
-    /// other memory, so this is checked first.
+    /// The memory has to come from `cuMemCreate` on this PE's GPU, have the heap's export handles, and be
+    /// registered as a whole, in steps of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB by default). The library
+    /// unmaps its whole heap on other memory, so this is checked first.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on every PE if one PE's memory is of another kind.
     ///
     /// # Safety
-    /// `start` points to GPU memory of `len` elements, aligned for them, which stays mapped until the result is freed,
-    /// and to which nobody holds Rust references.
+    /// `start` points to GPU memory of `len` elements, aligned for them, which stays mapped until the result
+    /// is freed, and to which nobody holds Rust references.
     pub unsafe fn register_symmetric<T: Element>(
         &self,
         start: CUdeviceptr,
@@ -78,7 +78,8 @@ impl Context {
             fit?;
         }
         let step = CollectiveCall::new(name, [bytes as u64, 0, 0]);
-        // SAFETY: initialised; all PEs have met here with the same size; the memory is of the kind that can be mapped.
+        // SAFETY: initialised; all PEs have met here with the same size; the memory is of the kind that can
+        // be mapped.
         let call = move || unsafe { register(start as *mut c_void, bytes, 0) } as CUdeviceptr;
         let mapped = self.collectively(step, call)?;
         if mapped == 0 {
@@ -169,8 +170,8 @@ impl<T: Element> Registered<'_, T> {
         // Operations on streams, and those that a quiet completes.
         self.context.drain()?;
         self.context.quiet()?;
-        // SAFETY: registered once, unregistered once, and nothing uses it any more. The answer is no more than whether it
-        // was known: transports that need no registration do not keep any.
+        // SAFETY: registered once, unregistered once, and nothing uses it any more. The answer is no more
+        // than whether it was known: transports that need no registration do not keep any.
         unsafe { unregister(self.start as *mut c_void) };
         Ok(())
     }

@@ -86,12 +86,13 @@ impl Compare {
 }
 
 impl Context {
-    /// Puts `source` into `dest` of a PE and then changes the PE's signal: a PE that sees the signal sees the data.
-    /// Ordered behind the work on a stream; complete on this PE when the stream gets there.
+    /// Puts `source` into `dest` of a PE and then changes the PE's signal: a PE that sees the signal sees the
+    /// data. Ordered behind the work on a stream; complete on this PE when the stream gets there.
     /// `nvshmemx_putmem_signal_on_stream`
     ///
     /// # Errors
-    /// [`UsageError`](crate::UsageError) for lengths that differ, a PE that does not exist, a stream of another GPU.
+    /// [`UsageError`](crate::UsageError) for lengths that differ, a PE that does not exist, a stream of
+    /// another GPU.
     #[allow(clippy::too_many_arguments, reason = "the arguments of the C function")]
     pub fn put_signal_on_stream<S, D>(
         &self,
@@ -181,9 +182,9 @@ impl Context {
         self.device.check(stream)?;
         let to = dest.place() as *mut _;
         self.reading(mode, source, |from, stream| {
-            // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent until the
-            // operation is enqueued, on a stream of the device, which is current; (nbi) memory of the library's is freed only
-            // after a barrier, registered memory after a quiet.
+            // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is
+            // lent until the operation is enqueued, on a stream of the device, which is current; (nbi) memory
+            // of the library's is freed only after a barrier, registered memory after a quiet.
             unsafe { put(to, from, bytes, signal.pointer(), value, op.code(), number, stream) }
         })
     }
@@ -211,7 +212,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a stream wait until this PE's signal fulfils a comparison. `nvshmemx_signal_wait_until_on_stream`
+    /// Makes a stream wait until this PE's signal fulfils a comparison.
+    /// `nvshmemx_signal_wait_until_on_stream`
     ///
     /// If the signal never comes, the stream never goes on; [`Context::sync`] then returns an error.
     ///
@@ -233,8 +235,8 @@ impl Context {
         Ok(())
     }
 
-    /// Reads this PE's signal. By a copy, since `nvshmem_signal_fetch` waits for CUDA's default stream and has no
-    /// timeout.
+    /// Reads this PE's signal. By a copy, since `nvshmem_signal_fetch` waits for CUDA's default stream and
+    /// has no timeout.
     ///
     /// # Errors
     /// Those of [`sync`](Context::sync).
@@ -242,8 +244,8 @@ impl Context {
         self.fetch(signal.place, size_of::<u64>())
     }
 
-    /// Waits on the host, with the timeout, until this PE's signal fulfils a comparison; returns the signal. Nothing
-    /// is enqueued: after a timeout the context can still be used.
+    /// Waits on the host, with the timeout, until this PE's signal fulfils a comparison; returns the signal.
+    /// Nothing is enqueued: after a timeout the context can still be used.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error); [`Error::Peer`](crate::Error), which is final.
@@ -263,8 +265,8 @@ impl Context {
         }
     }
 
-    /// Makes a stream wait until an element of this PE's memory fulfils a comparison: for flags that peers put.
-    /// `nvshmemx_TYPE_wait_until_on_stream`
+    /// Makes a stream wait until an element of this PE's memory fulfils a comparison: for flags that peers
+    /// put. `nvshmemx_TYPE_wait_until_on_stream`
     ///
     /// # Errors
     /// [`UsageError`](crate::UsageError) if there is no such element, for a stream of another GPU.

@@ -16,8 +16,8 @@ use std::ops::Deref;
 /// A subset of the PEs, numbered from 0: all of them ([`Context::world`]), those with mapped memory
 /// ([`Context::shared`]) or on this node ([`Context::node`]), or part of another team ([`SplitTeam`]).
 ///
-/// A team carries out one operation at a time, since its PEs synchronise in one place. Operations on different
-/// streams need an order between the streams (an event).
+/// A team carries out one operation at a time, since its PEs synchronise in one place. Operations on
+/// different streams need an order between the streams (an event).
 #[derive(Debug)]
 pub struct Team<'c> {
     pub(crate) context: &'c Context,
@@ -135,13 +135,14 @@ impl<'c> Team<'c> {
         Ok(usize::try_from(found).ok())
     }
 
-    /// Makes a team of `size` of this team's PEs: `start`, `start + stride`, and so on. Collective over this team;
-    /// `None` on PEs outside the new one. `nvshmem_team_split_strided`
+    /// Makes a team of `size` of this team's PEs: `start`, `start + stride`, and so on. Collective over this
+    /// team; `None` on PEs outside the new one. `nvshmem_team_split_strided`
     ///
     /// # Errors
-    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for a size or stride of 0, or
-    /// beyond an `int`; [`Error::Library`](crate::Error) if the library has no more teams (`NVSHMEM_MAX_TEAMS`). With
-    /// NVLink multicast a team takes 16 of them, and [`Error::Unsupported`](crate::Error) comes first.
+    /// [`UsageError::Rank`] if it would reach beyond this team; [`UsageError::Setting`] for a size or stride
+    /// of 0, or beyond an `int`; [`Error::Library`](crate::Error) if the library has no more teams
+    /// (`NVSHMEM_MAX_TEAMS`). With NVLink multicast a team takes 16 of them, and
+    /// [`Error::Unsupported`](crate::Error) comes first.
     pub fn split_strided(&self, start: usize, stride: usize, size: usize) -> Result<Option<SplitTeam<'c>>> {
         let name = "nvshmem_team_split_strided";
         for (what, value) in [("stride", stride), ("size", size)] {
@@ -154,7 +155,8 @@ impl<'c> Team<'c> {
         let last =
             stride.checked_mul(size - 1).and_then(|steps| steps.checked_add(start)).unwrap_or(usize::MAX);
         self.check_pe("split_strided", last)?;
-        // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are in it.
+        // SAFETY: initialised; a team that exists, of which this PE is a member; all PEs of the new one are
+        // in it.
         let call = unsafe { strided(self.context.library, self.handle, start, stride, size) }?;
         let (code, new) =
             self.together(CollectiveCall::new(name, [start as u64, stride as u64, size as u64]), 1, call)?;
@@ -167,11 +169,12 @@ impl<'c> Team<'c> {
         Ok(made)
     }
 
-    /// Splits the team into rows of `width` PEs, by their numbers: returns the teams of this PE's row and column.
-    /// Collective over this team. `nvshmem_team_split_2d`
+    /// Splits the team into rows of `width` PEs, by their numbers: returns the teams of this PE's row and
+    /// column. Collective over this team. `nvshmem_team_split_2d`
     ///
     /// # Errors
-    /// [`UsageError::Setting`] for no width; as for [`split_strided`](Team::split_strided) if there are no more teams.
+    /// [`UsageError::Setting`] for no width; as for [`split_strided`](Team::split_strided) if there are no
+    /// more teams.
     pub fn split_2d(&self, width: usize) -> Result<(SplitTeam<'c>, SplitTeam<'c>)> {
         let name = "nvshmem_team_split_2d";
         if width == 0 || width > c_int::MAX as usize {
@@ -194,8 +197,8 @@ impl<'c> Team<'c> {
         }
     }
 
-    /// A collective call over this team that makes `new` teams. Waits for all work of the GPU, which may use the
-    /// team. PEs compare the call if the team has all of them.
+    /// A collective call over this team that makes `new` teams. Waits for all work of the GPU, which may use
+    /// the team. PEs compare the call if the team has all of them.
     fn together<R: Send + 'static>(
         &self,
         step: CollectiveCall,
@@ -213,8 +216,8 @@ impl<'c> Team<'c> {
         self.context.bounded(step.describe(), call)
     }
 
-    /// The address at which this team's PEs can store to all parts of `memory` at once and load their sum (NVLink
-    /// multicast); `None` where they cannot. `nvshmemx_mc_ptr`
+    /// The address at which this team's PEs can store to all parts of `memory` at once and load their sum
+    /// (NVLink multicast); `None` where they cannot. `nvshmemx_mc_ptr`
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error); the context's, if it has failed.
@@ -239,11 +242,12 @@ impl<'c> Team<'c> {
     }
 }
 
-/// Prepares the call that splits a team, to be made by all its PEs together: it returns the code and the new team.
+/// Prepares the call that splits a team, to be made by all its PEs together: it returns the code and the new
+/// team.
 ///
 /// # Safety
-/// The library is initialised when it is called, and the team one that exists, of which this PE is a member; it has all PEs
-/// of the new one.
+/// The library is initialised when it is called, and the team one that exists, of which this PE is a member;
+/// it has all PEs of the new one.
 pub(crate) unsafe fn strided(
     library: &NvshmemLibrary,
     parent: nvshmem_team_t,

@@ -7,8 +7,8 @@ use phalanx_sys::nvshmem::{nvshmemx_uniqueid_t, plugin};
 /// The id by which PEs find each other: one PE makes it, and the program gives it to all others.
 ///
 /// Making one opens a listening socket in this process, to which the other PEs connect;
-/// `NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME` chooses the network interface. Keep the bytes private: any process that has
-/// them can join. `nvshmemx_get_uniqueid`
+/// `NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME` chooses the network interface. Keep the bytes private: any process
+/// that has them can join. `nvshmemx_get_uniqueid`
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub(super) nvshmemx_uniqueid_t);
 

@@ -1,4 +1,5 @@
-//! Symmetric memory as kernels of this PE can load and store it: a peer's part, or all parts of a team at once.
+//! Symmetric memory as kernels of this PE can load and store it: a peer's part, or all parts of a team at
+//! once.
 
 use super::memory::bounds;
 #[cfg(feature = "jit")]
@@ -48,8 +49,8 @@ macro_rules! view {
 
         #[cfg(feature = "jit")]
         impl<'l, T: Element> From<&'l $name<'_, T>> for Argument<'l> {
-            /// The address, as the kernel's parameter. It implies no order: other users of the memory are not known
-            /// here.
+            /// The address, as the kernel's parameter. It implies no order: other users of the memory are not
+            /// known here.
             fn from(view: &'l $name<'_, T>) -> Argument<'l> {
                 crate::jit::value(&view.start)
             }
@@ -83,8 +84,8 @@ view! {
 }
 
 view! {
-    /// All parts of symmetric memory that a team's PEs have, at one address (NVLink multicast): what kernels store there
-    /// (`multimem.st`) comes to all of them, and what they load (`multimem.ld_reduce`) is combined from all of them. It lives no
-    /// longer than the memory.
+    /// All parts of symmetric memory that a team's PEs have, at one address (NVLink multicast): what kernels
+    /// store there (`multimem.st`) comes to all of them, and what they load (`multimem.ld_reduce`) is
+    /// combined from all of them. It lives no longer than the memory.
     Multicast
 }

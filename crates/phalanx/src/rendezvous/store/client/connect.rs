@@ -128,7 +128,8 @@ fn greet(
     let mut bytes = [0; Greeting::LEN];
     (&stream).write_all(&ours.encode()).and_then(|()| (&stream).read_exact(&mut bytes)).map_err(|e| {
         match e.kind() {
-            // The kernel accepts connections to a store that is bound and does not run yet: that of a `UniqueId`.
+            // The kernel accepts connections to a store that is bound and does not run yet: that of a
+            // `UniqueId`.
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 AttemptError::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
             }
@@ -284,7 +285,8 @@ mod tests {
         assert!(error.contains("cannot be reached") && error.contains("says nothing"), "{error}");
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || joined(rank, Duration::from_secs(20))));
-            // Attempts enough for the kernel to have connections that were given up, and that the store then finds.
+            // Attempts enough for the kernel to have connections that were given up, and that the store then
+            // finds.
             std::thread::sleep(Duration::from_millis(800));
             let settings = Settings { ranks: Some(2), ..Settings::default() };
             let _server = Server::on(listener, rendezvous.token.clone(), settings).unwrap();

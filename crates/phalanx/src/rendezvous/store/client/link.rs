@@ -1,7 +1,7 @@
 //! The connection behind a [`Store`](super::Store): sending, and the thread that receives.
 
 use super::connect::Session;
-use super::{Audience, Member};
+use super::{Member, Subscriber};
 use crate::os::Wire;
 use crate::os::sync::lock;
 use crate::rendezvous::store::cipher::Cipher;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the goodbye may take.
+/// Bound on sending the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// State that a store and its thread share.
@@ -38,14 +38,14 @@ pub struct Link {
     inbox: Mutex<Inbox>,
 }
 
-/// Messages of members that came before there was an audience, and the audience.
+/// The subscriber, and the messages that came before there was one.
 #[derive(Default)]
 struct Inbox {
     kept: Vec<(usize, Vec<u8>)>,
-    audience: Option<Arc<dyn Audience>>,
+    subscriber: Option<Arc<dyn Subscriber>>,
 }
 
-/// Encrypted bytes leave in the order in which they were made: under one lock.
+/// One lock for encryption and sending, since encrypted bytes must be sent in order.
 struct Sender {
     cipher: Cipher,
     key: Key,
@@ -55,10 +55,10 @@ struct Sender {
 #[derive(Default)]
 struct State {
     requests: u64,
-    /// Requests under way, and their answers.
+    /// Pending requests, and their replies.
     answers: HashMap<u64, Option<Reply>>,
     lost: Vec<Lost>,
-    /// Why the connection has ended.
+    /// The reason why the connection has ended.
     ended: Option<String>,
 }
 
@@ -116,8 +116,8 @@ impl Link {
         lock(&self.state).ended.is_some()
     }
 
-    /// See [`Store::tell`](super::Store::tell).
-    pub fn tell(&self, request: Request) -> Result<()> {
+    /// See [`Store::send`](super::Store::send).
+    pub fn post(&self, request: Request) -> Result<()> {
         if self.is_forked() {
             return Err(Error::bootstrap(
                 "this process is a fork of the one that joined the store",
@@ -131,21 +131,21 @@ impl Link {
         }
     }
 
-    /// See [`Store::set_audience`](super::Store::set_audience).
-    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
+    /// See [`Store::set_subscriber`](super::Store::set_subscriber).
+    pub fn set_subscriber(&self, subscriber: Arc<dyn Subscriber>) {
         let mut inbox = lock(&self.inbox);
         for (from, value) in inbox.kept.drain(..) {
-            audience.told(from, &value);
+            subscriber.on_message(from, &value);
         }
-        inbox.audience = Some(audience);
+        inbox.subscriber = Some(subscriber);
         drop(inbox);
         self.report_losses();
     }
 
     fn deliver(&self, from: usize, value: Vec<u8>) {
         let mut inbox = lock(&self.inbox);
-        match &inbox.audience {
-            Some(audience) => audience.told(from, &value),
+        match &inbox.subscriber {
+            Some(subscriber) => subscriber.on_message(from, &value),
             None => inbox.kept.push((from, value)),
         }
     }
@@ -155,9 +155,10 @@ impl Link {
             let state = lock(&self.state);
             (state.lost.clone(), state.ended.is_some())
         };
-        if let Some(audience) = lock(&self.inbox).audience.as_ref().filter(|_| has_ended || !lost.is_empty())
+        if let Some(subscriber) =
+            lock(&self.inbox).subscriber.as_ref().filter(|_| has_ended || !lost.is_empty())
         {
-            audience.bereaved(&lost, has_ended);
+            subscriber.on_loss(&lost, has_ended);
         }
     }
 
@@ -165,12 +166,12 @@ impl Link {
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.send(&Request::Goodbye);
-        // What is on its way out still arrives; the thread reads on until the store closes, because a
-        // connection closed with unread bytes takes the goodbye with it.
+        // The thread reads until the store closes: closing a socket with unread bytes would discard the
+        // goodbye.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Sends a request and waits for its answer, until a little after the store should have given up.
+    /// Sends a request and waits for its reply, a little longer than the store itself waits.
     pub fn ask(&self, what: &str, timeout: Duration, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
         if self.is_forked() {
             return Err(Error::bootstrap(
@@ -315,7 +316,7 @@ impl Link {
             let reply = Reply::decode(opened.message)?;
             let mut is_loss = false;
             let reply = match reply {
-                Reply::Told { from, value } => {
+                Reply::Message { from, value } => {
                     self.deliver(from as usize, value);
                     continue;
                 }
@@ -334,7 +335,7 @@ impl Link {
                     is_loss = true;
                 }
                 reply => {
-                    // One that nobody waits for any more came too late.
+                    // A reply to a request that has timed out is dropped.
                     if let Some(slot) = reply.id().and_then(|id| state.answers.get_mut(&id)) {
                         *slot = Some(reply);
                     }
@@ -358,8 +359,8 @@ impl Link {
         }
     }
 
-    /// Records the end of the connection. Without a goodbye, a member is lost: the rank that hosts the store, or, if a launcher hosts it,
-    /// this member, which is cut off from the others.
+    /// Records the end of the connection. Without a goodbye, a member is lost: the rank that hosts the store,
+    /// or, if a launcher hosts it, this member, which is cut off from the others.
     fn ended(&self, why: &str, event: PeerEvent) {
         let mut state = lock(&self.state);
         let cut_off = state.lost.iter().any(|lost| lost.rank == self.member.rank as usize);
@@ -379,7 +380,7 @@ impl Link {
             }
         }
         state.ended.get_or_insert_with(|| format!("the store at {address} is lost: {why}"));
-        // The store shall not take this member for one that is well.
+        // Without it the store would still count this member as alive.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.changed.notify_all();
         drop(state);

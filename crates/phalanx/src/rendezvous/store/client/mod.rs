@@ -1,4 +1,5 @@
-//! A member's connection to the store: requests with deadlines, and a thread that receives and sends heartbeats.
+//! A member's connection to the store: requests with deadlines, and a thread that receives and sends
+//! heartbeats.
 
 mod connect;
 mod link;
@@ -20,9 +21,9 @@ use std::time::{Duration, Instant};
 pub struct Member {
     /// Rank or node.
     pub role: Role,
-    /// Its number.
+    /// The rank, or the node's number.
     pub rank: u32,
-    /// How many there are.
+    /// The number of members with this role.
     pub size: u32,
 }
 
@@ -33,17 +34,17 @@ impl Member {
     }
 }
 
-/// Receives notifications of the store, on the receiving thread: it must not block.
-pub trait Audience: Send + Sync {
-    /// A message of a member, possibly this one.
-    fn told(&self, from: usize, value: &[u8]);
-    /// A member is lost, or the connection has ended.
-    fn bereaved(&self, lost: &[Lost], has_ended: bool);
+/// Receives the store's notifications. Both functions run on the receiving thread and must not block.
+pub trait Subscriber: Send + Sync {
+    /// Called for each message of a member, this one included.
+    fn on_message(&self, from: usize, value: &[u8]);
+    /// Called when a member is lost or the connection has ended, with all losses so far.
+    fn on_loss(&self, lost: &[Lost], has_ended: bool);
 }
 
 /// A member's connection to the store. Dropping it says goodbye.
 ///
-/// Any thread may use it. After the connection has failed every call answers at once, with the reason.
+/// Any thread may use it. Once the connection has failed, each call returns that error at once.
 pub struct Store {
     link: Arc<Link>,
     listener: Option<JoinHandle<()>>,
@@ -54,7 +55,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Joins the store as a rank, and waits for it to be there.
+    /// Connects to the store as a rank. Retries until a store answers or `timeout` has passed.
     ///
     /// # Errors
     /// [`Error::Bootstrap`]: nobody answers within `timeout`; the store has another token or version; it
@@ -68,7 +69,7 @@ impl Store {
         Store::join(rendezvous, Member::of_ranks(rank, world_size), timeout)
     }
 
-    /// The same over a wire whose other end, with or without a transport in between, the store has.
+    /// As [`connect`](Store::connect), over an existing connection to the store.
     pub(crate) fn over(
         wire: Wire,
         transport: Option<Transport>,
@@ -83,21 +84,21 @@ impl Store {
         Ok(Store { link, listener: Some(listener), server: None, _transport: transport })
     }
 
-    /// Joins the store as any member.
+    /// As [`connect`](Store::connect), for a rank or a node.
     pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
         let session = connect::join(rendezvous, member, after(Instant::now(), timeout))?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
         Ok(Store { link, listener: Some(listener), server: None, _transport: None })
     }
 
-    /// Keeps the store itself in this member, until it has left.
+    /// Hosts the server in this member, until the member has left.
     pub fn hosting(mut self, server: Server) -> Store {
         self.server = Some(server);
         self
     }
 
-    /// Gathers a value from each member, in rank order. Collective over all members, once for each key; a key may be
-    /// used again when the exchange is over. An empty value makes it a barrier.
+    /// Gathers a value from each member, in rank order. Collective over all members, once for each key; a key
+    /// may be used again when the exchange is over. With empty values it is a barrier.
     ///
     /// # Errors
     /// [`Error::Bootstrap`], with the ranks that are missing, when the deadline passes on any rank or a rank
@@ -113,12 +114,12 @@ impl Store {
         }
     }
 
-    /// Stores a value under a key, in the place of what was there.
+    /// Stores a value under a key, and replaces an earlier one.
     pub fn set(&self, key: &str, value: &[u8], timeout: Duration) -> Result<()> {
         self.put(key, value, false, timeout).map(drop)
     }
 
-    /// Stores a value unless there is one; answers the one that is there then. The first wins.
+    /// Stores a value if the key has none. Returns the key's value: the first one that was stored.
     pub fn set_first(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<u8>> {
         self.put(key, value, true, timeout)
     }
@@ -132,7 +133,7 @@ impl Store {
         }
     }
 
-    /// The value of a key; waits until there is one.
+    /// Returns the value of a key. Waits until one is stored.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let (key_text, _) = checked(key, &[])?;
         let what = format!("waiting for {key:?}");
@@ -143,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Adds to a counter, which begins at 0; answers the sum.
+    /// Adds to a counter, which starts at 0. Returns the sum.
     pub fn add(&self, key: &str, amount: i64, timeout: Duration) -> Result<i64> {
         let (key_text, _) = checked(key, &[])?;
         let what = format!("counting {key:?}");
@@ -153,30 +154,30 @@ impl Store {
         }
     }
 
-    /// Sends a message to other members; does not wait. Messages arrive everywhere in one order. An empty `to` means all connected
-    /// members, the sender included.
+    /// Sends a message to other members, without waiting. All members receive messages in the same order. An
+    /// empty `to` means all connected members, the sender included.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if the value is too long, or the connection has ended.
-    pub fn tell(&self, to: &[u32], value: &[u8]) -> Result<()> {
+    pub fn send(&self, to: &[u32], value: &[u8]) -> Result<()> {
         let (_, value) = checked("", value)?;
-        self.link.tell(Request::Tell { to: to.to_vec(), value })
+        self.link.post(Request::Send { to: to.to_vec(), value })
     }
 
-    /// Sets the receiver of messages; earlier messages were kept and are delivered now.
-    pub fn set_audience(&self, audience: Arc<dyn Audience>) {
-        self.link.set_audience(audience);
+    /// Sets the receiver of notifications. Messages that came earlier are delivered now.
+    pub fn set_subscriber(&self, subscriber: Arc<dyn Subscriber>) {
+        self.link.set_subscriber(subscriber);
     }
 
-    /// A member's last call. The member that hosts the store waits, at most for the timeout, until the others have called it or are
-    /// lost, so that they have the store to their end.
+    /// Leaves the job; a member's last call. The member that hosts the store waits here until the others have
+    /// called it or are lost, at most for the timeout: they need the store until then.
     pub fn finish(&self, timeout: Duration) {
         const KEY: &str = "phalanx/finish";
         if self.server.is_some() {
             let _ = self.exchange(KEY, &[], timeout);
         } else {
             let wait = millis(timeout);
-            let _ = self.link.tell(Request::Exchange { id: 0, key: KEY.into(), value: Vec::new(), wait });
+            let _ = self.link.post(Request::Exchange { id: 0, key: KEY.into(), value: Vec::new(), wait });
         }
     }
 
@@ -185,14 +186,14 @@ impl Store {
         self.link.has_ended()
     }
 
-    /// The members that are lost, in the order in which that was learned. Costs one load while there are none.
+    /// Returns the lost members, in the order of notification. Costs one load while there are none.
     ///
-    /// A member that cannot reach the store any more finds itself here, as the others do.
+    /// A member that cannot reach the store any more is in its own list.
     pub fn lost(&self) -> Vec<Lost> {
         self.link.lost()
     }
 
-    /// Waits until there are more than `known` lost members, or the connection has ended, or time is up.
+    /// Waits until more than `known` members are lost, the connection has ended, or the timeout has passed.
     pub fn wait_for_loss(&self, known: usize, timeout: Duration) -> Vec<Lost> {
         self.link.wait_for_loss(known, timeout)
     }

@@ -1,6 +1,7 @@
 //! A namespace of the store: members of one role (ranks or nodes), their values, and their pending requests.
 //!
-//! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go out.
+//! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go
+//! out.
 
 use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +23,8 @@ pub struct Namespace {
     /// Number of members: given at the start, or by the first to join.
     size: Option<u32>,
     members: BTreeMap<u32, MemberStatus>,
-    /// A contradiction between two members, found before all had joined: no request waits any more.
+    /// A contradiction between two members, found before all had joined. All requests are refused from then
+    /// on.
     conflict: Option<String>,
     values: HashMap<String, Vec<u8>>,
     exchanges: HashMap<String, Exchange>,
@@ -88,8 +90,8 @@ impl Namespace {
         }
     }
 
-    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges are refused in
-    /// `out`.
+    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges
+    /// are refused in `out`.
     pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
@@ -97,7 +99,7 @@ impl Namespace {
             self.members.insert(rank, MemberStatus::Here);
             return Ok(());
         };
-        // Once all have come, a stray process disturbs nobody.
+        // Once all have joined, a stray process is only refused.
         if !self.is_complete() && self.conflict.is_none() {
             self.conflict = Some(problem.clone());
             for waiting in self.exchanges.drain().flat_map(|(_, exchange)| exchange.waiting) {
@@ -151,7 +153,8 @@ impl Namespace {
         })
     }
 
-    /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is still connected.
+    /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is
+    /// still connected.
     pub fn ended(&mut self, rank: u32, end: End, out: &mut Outbox) {
         if end != End::Left {
             out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
@@ -197,10 +200,10 @@ impl Namespace {
                     out.push((rank, Reply::Refused { id, reason }));
                 }
             }
-            Request::Tell { to, value } => {
+            Request::Send { to, value } => {
                 let is_here = |member: &u32| self.members.get(member) == Some(&MemberStatus::Here);
                 let all = if to.is_empty() { self.present().collect() } else { to };
-                let message = |member| (member, Reply::Told { from: rank, value: value.clone() });
+                let message = |member| (member, Reply::Message { from: rank, value: value.clone() });
                 out.extend(all.into_iter().filter(is_here).map(message));
             }
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
@@ -280,7 +283,7 @@ impl Namespace {
             exchange.fail(ExchangeFailure::Gone(rank, end), out);
         }
         if exchange.given.len() == size {
-            // Nobody comes late any more: the key may be used again.
+            // All members have their answer, so the key may be used again.
             let exchange = self.exchanges.remove(&key).expect("it was there just now");
             self.stored -= exchange.given.values().map(|value| cost(&key, value)).sum::<usize>();
             let values: Vec<Vec<u8>> = exchange.given.into_values().collect();
@@ -309,7 +312,7 @@ impl Namespace {
         }
     }
 
-    /// When [`expire`](Namespace::expire) has something to do next.
+    /// The next time at which [`expire`](Namespace::expire) must run.
     pub fn next_deadline(&self) -> Option<Instant> {
         let waiting = self.exchanges.values().flat_map(|exchange| &exchange.waiting);
         waiting.chain(&self.readers).filter_map(|waiting| waiting.until).min()

@@ -49,8 +49,8 @@ fn an_exchange_answers_all_at_once_in_rank_order_and_can_be_repeated() {
 #[test]
 fn what_a_member_tells_goes_to_those_it_names() {
     let mut bench = Bench::of(3);
-    let told = |rank: u32| (rank, Reply::Told { from: 1, value: b"v".into() });
-    let tell = |to: &[u32]| Request::Tell { to: to.into(), value: b"v".into() };
+    let told = |rank: u32| (rank, Reply::Message { from: 1, value: b"v".into() });
+    let tell = |to: &[u32]| Request::Send { to: to.into(), value: b"v".into() };
     assert_eq!(bench.ask(1, tell(&[2, 1])), [told(2), told(1)]);
     assert_eq!(bench.ask(1, tell(&[])), [told(0), told(1), told(2)]);
     bench.namespace.ended(2, End::Left, &mut Vec::new());

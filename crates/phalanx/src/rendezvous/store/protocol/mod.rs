@@ -1,9 +1,8 @@
 //! The store's wire protocol: greetings, requests and replies as bytes.
 //!
 //! A connection begins with two greetings of fixed length, in the clear; after them everything is a frame
-//! (`session.rs`) that holds one [`Request`] or one [`Reply`]. Each type has one function that makes a value
-//! of bytes from outside, `decode`. It allocates no more than the bytes it is given, and refuses what is
-//! left over.
+//! (`session.rs`) that holds one [`Request`] or one [`Reply`]. `decode` parses bytes from outside. It
+//! allocates no more than the bytes that it is given, and refuses trailing bytes.
 
 use crate::types::error::PeerEvent;
 use serde::de::DeserializeOwned;
@@ -30,7 +29,7 @@ pub const MAX_JOIN: usize = 64;
 #[error("not a message of the store: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// What a member of the job is. Ranks and nodes are counted, and keep their values, apart.
+/// The role of a member. Ranks and nodes are numbered separately, and have separate keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
     /// A rank.
@@ -115,18 +114,18 @@ impl Greeting {
 /// A request of a client. `id` comes back in the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// The first request: who this is.
+    /// The first request: introduces the client.
     Join {
-        /// What it is.
+        /// Rank or node.
         role: Role,
         /// Its number.
         rank: u32,
-        /// How many there are, by the client's settings.
+        /// The number of members with this role, by the client's settings.
         size: u32,
         /// How often the job was restarted.
         epoch: u32,
     },
-    /// Stores a value under a key; answered with the value that is there then.
+    /// Stores a value under a key. The reply has the value that is stored afterwards.
     Set {
         /// Of the request.
         id: u64,
@@ -134,7 +133,7 @@ pub enum Request {
         key: String,
         /// What.
         value: Vec<u8>,
-        /// A value that is there already stays.
+        /// Keep a value that is already stored.
         keep: bool,
     },
     /// Asks for the value of a key, and waits until there is one.
@@ -146,7 +145,7 @@ pub enum Request {
         /// How long to wait, in milliseconds.
         wait: u64,
     },
-    /// Adds to a counter (0 at first); answered with the sum.
+    /// Adds to a counter, which starts at 0. The reply has the sum.
     Add {
         /// Of the request.
         id: u64,
@@ -155,30 +154,30 @@ pub enum Request {
         /// What to add.
         amount: i64,
     },
-    /// Gives a value and waits for those of all members.
+    /// Contributes a value and waits for the values of all members.
     Exchange {
         /// Of the request.
         id: u64,
-        /// Tells exchanges apart.
+        /// The name of this exchange.
         key: String,
-        /// This member's.
+        /// This member's value.
         value: Vec<u8>,
         /// How long to wait, in milliseconds.
         wait: u64,
     },
-    /// Tells other members something. Not answered. What members tell arrives everywhere in one order, the sender's own
-    /// words at the sender too, if it names itself.
-    Tell {
-        /// Whom; nobody: all that are connected.
+    /// Sends a message to other members. There is no reply. All members receive all messages in one order;
+    /// the sender receives its own, if `to` includes it.
+    Send {
+        /// The receivers. An empty list means all connected members.
         to: Vec<u32>,
         /// What.
         value: Vec<u8>,
     },
-    /// Still alive.
+    /// Sign of life.
     Heartbeat,
-    /// Has received nothing for too long, and gives up.
+    /// The client has received nothing for too long, and gives up.
     Deaf,
-    /// Leaves in good order.
+    /// The client leaves normally.
     Goodbye,
 }
 
@@ -187,7 +186,7 @@ pub enum Request {
 pub enum Reply {
     /// To `Join`: welcome.
     Welcome {
-        /// After so many milliseconds of silence a side is taken for lost.
+        /// A side that sends nothing for this long, in milliseconds, counts as lost.
         silence: u32,
     },
     /// The request is impossible. To `Join`: with id 0, and the connection ends.
@@ -218,39 +217,39 @@ pub enum Reply {
         /// One for each member.
         values: Vec<Vec<u8>>,
     },
-    /// To `Get` and `Exchange`: not in time.
+    /// To `Get` and `Exchange`: the deadline has passed.
     TimedOut {
         /// Of the request.
         id: u64,
         /// Members that have not given their value.
         missing: Vec<u32>,
     },
-    /// To `Exchange`: it cannot be completed any more.
+    /// To `Exchange`: a member that has not contributed is lost.
     Gone {
         /// Of the request.
         id: u64,
-        /// The member that will not come.
+        /// The lost member.
         rank: u32,
-        /// What became of it.
+        /// How it ended.
         end: End,
     },
     /// A member's message.
-    Told {
-        /// Which.
+    Message {
+        /// The sender.
         from: u32,
         /// What.
         value: Vec<u8>,
     },
     /// A member with the client's role is lost.
     Lost {
-        /// Which.
+        /// The lost member.
         rank: u32,
-        /// What became of it.
+        /// How it ended.
         end: End,
     },
     /// Still alive.
     Heartbeat,
-    /// The store ends in good order.
+    /// The store shuts down normally.
     Goodbye,
 }
 
@@ -261,16 +260,16 @@ pub enum End {
     Left,
     /// Its connection was closed without a goodbye.
     Closed,
-    /// It sent nothing for so many milliseconds.
+    /// It sent nothing for this many milliseconds.
     Silent(u32),
     /// It gave up because it received nothing from the store.
     Deaf,
-    /// It sent what no client sends.
+    /// It violated the protocol.
     Broken,
 }
 
 impl End {
-    /// The same as an event of a communicator.
+    /// Converts to the event that a communicator reports.
     pub fn event(self) -> PeerEvent {
         match self {
             End::Left => PeerEvent::Left,
@@ -310,7 +309,7 @@ impl Request {
         let (key, value): (&str, &[u8]) = match &request {
             Request::Set { key, value, .. } | Request::Exchange { key, value, .. } => (key, value),
             Request::Get { key, .. } | Request::Add { key, .. } => (key, &[]),
-            Request::Tell { value, .. } => ("", value),
+            Request::Send { value, .. } => ("", value),
             Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => ("", &[]),
         };
         if key.len() > MAX_KEY {
@@ -344,7 +343,7 @@ impl Reply {
             | Reply::TimedOut { id, .. }
             | Reply::Gone { id, .. } => Some(*id),
             Reply::Welcome { .. }
-            | Reply::Told { .. }
+            | Reply::Message { .. }
             | Reply::Lost { .. }
             | Reply::Heartbeat
             | Reply::Goodbye => None,

@@ -23,7 +23,7 @@ fn request() -> impl Strategy<Value = Request> {
             wait
         }),
         (proptest::collection::vec(any::<u32>(), 0..20), bytes())
-            .prop_map(|(to, value)| Request::Tell { to, value }),
+            .prop_map(|(to, value)| Request::Send { to, value }),
         Just(Request::Heartbeat),
         Just(Request::Deaf),
         Just(Request::Goodbye),
@@ -51,7 +51,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         (any::<u64>(), proptest::collection::vec(any::<u32>(), 0..20))
             .prop_map(|(id, missing)| Reply::TimedOut { id, missing }),
         (any::<u64>(), any::<u32>(), end()).prop_map(|(id, rank, end)| Reply::Gone { id, rank, end }),
-        (any::<u32>(), bytes()).prop_map(|(from, value)| Reply::Told { from, value }),
+        (any::<u32>(), bytes()).prop_map(|(from, value)| Reply::Message { from, value }),
         (any::<u32>(), end()).prop_map(|(rank, end)| Reply::Lost { rank, end }),
         Just(Reply::Heartbeat),
         Just(Reply::Goodbye),

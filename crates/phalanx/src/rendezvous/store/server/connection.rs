@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Most bytes queued for a member that does not read: two of the longest replies.
 const MAX_UNSENT: usize = 2 * MAX_REPLY;
 
-pub struct Connection {
+pub struct ServerConnection {
     stream: Wire,
     /// Its name in log messages.
     peer: String,
@@ -25,7 +25,7 @@ pub struct Connection {
     cipher: Cipher,
     /// Received and not yet handled: at most the longest frame and one read.
     input: Vec<u8>,
-    /// To be sent, as it goes over the wire.
+    /// Encrypted bytes to be sent.
     output: Vec<u8>,
     opened: Instant,
     /// When the last message came.
@@ -35,13 +35,13 @@ pub struct Connection {
 }
 
 enum Phase {
-    /// It has to send its greeting.
+    /// Waiting for the client's greeting.
     New,
-    /// The encryption, if there is one, is being agreed on.
+    /// TLS handshake, if the job encrypts.
     Greeted { theirs: Greeting, ours: Greeting },
-    /// It has to prove that it knows the token, by its first request.
+    /// Waiting for the first request, which proves that the client knows the token.
     Keyed { from: Key, to: Key },
-    /// It has joined, or is about to be refused.
+    /// Authenticated: it has joined, or is about to be refused.
     Proved { from: Key, to: Key, member: Option<(Role, u32)> },
 }
 
@@ -62,15 +62,15 @@ pub enum Step {
     },
 }
 
-impl Connection {
+impl ServerConnection {
     pub fn new(
         stream: Wire,
         peer: String,
         identity: Option<&Identity>,
         now: Instant,
-    ) -> io::Result<Connection> {
+    ) -> io::Result<ServerConnection> {
         stream.set_nonblocking(true)?;
-        Ok(Connection {
+        Ok(ServerConnection {
             stream,
             peer,
             phase: Phase::New,
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Queues a reply; [`flush`](Connection::flush) sends it.
+    /// Queues a reply; [`flush`](ServerConnection::flush) sends it.
     pub fn send(&mut self, reply: &Reply) {
         if let Phase::Proved { to, .. } = &mut self.phase {
             let frame = to.seal(&reply.encode());
@@ -266,31 +266,31 @@ impl Connection {
         }
     }
 
-    /// Does not count time as silence in which the server itself did not run.
+    /// Excludes time in which the server itself did not run from the silence.
     pub fn extend_silence(&mut self, held_up: Duration) {
         self.last_received += held_up;
     }
 
-    /// When it must be looked at without new input.
+    /// The next time at which it must be checked without new input.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {
             Some(_) => (self.last_sent + settings.silence / 8).min(self.last_received + settings.silence),
-            None => after(self.opened, settings.patience),
+            None => after(self.opened, settings.auth_timeout),
         }
     }
 
-    /// Why it has ended or must end.
+    /// Returns why it has ended or must end; `None` if it goes on.
     pub fn reason_to_end(&self, now: Instant, settings: &Settings) -> Option<End> {
         let silent = now.saturating_duration_since(self.last_received);
         if self.end.is_some() {
             self.end
         } else if self.member().is_none() {
-            // A slow stranger gets no more time by sending a byte now and then.
-            (now >= after(self.opened, settings.patience)).then_some(End::Broken)
+            // A client cannot extend this time by sending a byte now and then.
+            (now >= after(self.opened, settings.auth_timeout)).then_some(End::Broken)
         } else if silent >= settings.silence {
             Some(End::Silent(u32::try_from(silent.as_millis()).unwrap_or(u32::MAX)))
         } else {
-            // It is alive and does not read: it would keep what it is sent in our memory.
+            // It is alive but does not read: its replies would fill our memory.
             (self.output.len() > MAX_UNSENT).then_some(End::Broken)
         }
     }

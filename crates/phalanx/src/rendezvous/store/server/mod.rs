@@ -1,7 +1,7 @@
 //! The store's server: one thread, one listener (or given connections), and a connection for each member.
 //!
-//! A connection is cut off when it does not prove in time that it knows the token, sends malformed messages, falls silent, or does not read
-//! its replies. The others are only notified which member is lost.
+//! A connection is cut off when it does not prove in time that it knows the token, sends malformed messages,
+//! falls silent, or does not read its replies. The others are only notified which member is lost.
 
 mod connection;
 
@@ -12,7 +12,7 @@ use crate::rendezvous::store::protocol::{End, Reply, Role};
 use crate::rendezvous::store::session::Token;
 use crate::rendezvous::store::stall::StallDetector;
 use crate::types::error::{Error, Result, UsageError};
-use connection::{Connection, Step};
+use connection::{ServerConnection, Step};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -21,24 +21,24 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How a store behaves.
+/// Settings of a store.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How many ranks there will be; else the first that comes says.
+    /// Number of ranks. `None`: the first rank to join sets it.
     pub ranks: Option<u32>,
-    /// How many nodes there will be; else the first that comes says.
+    /// Number of nodes. `None`: the first node to join sets it.
     pub nodes: Option<u32>,
-    /// How often the job was restarted: ranks of another epoch are refused.
+    /// Number of restarts of the job. Ranks of another epoch are refused.
     pub epoch: u32,
-    /// A member that was silent for so long is lost.
+    /// A member that sends nothing for this long counts as lost.
     pub silence: Duration,
-    /// A connection that has not proved for so long that it knows the token is cut off.
-    pub patience: Duration,
+    /// A connection that has not authenticated within this time is closed.
+    pub auth_timeout: Duration,
     /// Whether connections are encrypted.
     pub encrypted: bool,
 }
 
-/// Silence that means loss. Detection and notification included, less than two seconds.
+/// Default of [`Settings::silence`]: with it, detecting and reporting a loss takes less than two seconds.
 pub const SILENCE: Duration = Duration::from_millis(1400);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
@@ -56,16 +56,15 @@ pub fn silence_from(value: Option<&str>) -> Result<Duration> {
 
 impl Default for Settings {
     fn default() -> Settings {
-        let patience = Duration::from_secs(5);
-        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, patience, encrypted: false }
+        let auth_timeout = Duration::from_secs(5);
+        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, auth_timeout, encrypted: false }
     }
 }
 
-/// Connections that may be open without having proved anything, beside those that are expected: one more
-/// takes the place of the oldest.
-const STRANGERS: usize = 64;
-/// How long the last replies may take to be sent.
-const LAST_WORDS: Duration = Duration::from_millis(250);
+/// Most unauthenticated connections beyond the number of expected members. One more closes the oldest.
+const MAX_UNAUTHENTICATED: usize = 64;
+/// Bound on sending the last replies at shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A store that runs until it is dropped.
 pub struct Server {
@@ -135,15 +134,15 @@ impl Server {
         Ok(Server { address, commands, waker, thread: Some(thread), process: std::process::id() })
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     ///
     /// # Panics
-    /// If it was given its connections.
+    /// If it serves given connections only.
     pub fn address(&self) -> SocketAddr {
         self.address.expect("it listens")
     }
 
-    /// Begins a new epoch: the ranks of the one before are cut off, and what they stored is forgotten.
+    /// Starts a new epoch: disconnects the ranks of the earlier one and deletes their values.
     pub fn begin_epoch(&self, epoch: u32) {
         self.command(Command::Epoch(epoch));
     }
@@ -159,7 +158,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if std::process::id() != self.process {
-            // A fork has no such thread, and the parent's goes on.
+            // The thread is the parent's; a fork has none.
             return std::mem::forget(thread);
         }
         self.command(Command::Stop);
@@ -173,9 +172,9 @@ fn refused(call: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |e| Error::system(call, e, "the store needs a thread and a few file descriptors")
 }
 
-/// Whether other hosts can reach a store at this address, which is one of this host.
+/// Checks that other hosts can reach a store at this address of this host.
 ///
-/// Many hosts know their own name as a loopback address, under which nobody else would find the store.
+/// Many hosts resolve their own name to a loopback address, which others cannot reach.
 pub fn check_reachable(address: &str) -> Result<()> {
     let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
@@ -191,7 +190,7 @@ pub fn check_reachable(address: &str) -> Result<()> {
     ))
 }
 
-/// Begins to listen.
+/// Binds a listener.
 pub(crate) fn bind(address: &str) -> Result<TcpListener> {
     let problem = |problem: String| {
         Error::bootstrap(problem, "give the store an address of this host with a free port (host:port)")
@@ -219,7 +218,7 @@ struct Service {
     ranks: Namespace,
     nodes: Namespace,
     /// In the order in which they were accepted.
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, ServerConnection>,
     members: HashMap<(Role, u32), u64>,
     accepted: u64,
 }
@@ -260,7 +259,7 @@ impl Service {
     }
 
     fn flush(&mut self) {
-        self.connections.values_mut().for_each(Connection::flush);
+        self.connections.values_mut().for_each(ServerConnection::flush);
     }
 
     /// Waits for events; returns the connections that can be read.
@@ -272,7 +271,7 @@ impl Service {
         let next = namespaces.into_iter().flatten().chain(connections).min();
         // With a connection to watch, poll eight times per silence.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
-        let streams: Vec<_> = self.connections.values().map(Connection::interest).collect();
+        let streams: Vec<_> = self.connections.values().map(ServerConnection::interest).collect();
         let ready = poll_sockets(self.listener.as_ref(), &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
@@ -293,7 +292,8 @@ impl Service {
                     let strangers = self.connections.iter().filter(|(_, c)| c.member().is_none());
                     let (oldest, count) =
                         strangers.fold((None, 0), |(oldest, n), (id, _)| (oldest.or(Some(*id)), n + 1));
-                    if let Some(oldest) = oldest.filter(|_| count >= STRANGERS + expected as usize) {
+                    if let Some(oldest) = oldest.filter(|_| count >= MAX_UNAUTHENTICATED + expected as usize)
+                    {
                         tracing::warn!("too many connections that prove nothing: the oldest is cut off");
                         self.connections.remove(&oldest);
                     }
@@ -316,7 +316,7 @@ impl Service {
     }
 
     fn begin_with(&mut self, wire: Wire, peer: String, now: Instant) -> io::Result<()> {
-        let connection = Connection::new(wire, peer, self.identity.as_ref(), now)?;
+        let connection = ServerConnection::new(wire, peer, self.identity.as_ref(), now)?;
         self.connections.insert(self.accepted, connection);
         self.accepted += 1;
         Ok(())
@@ -327,7 +327,7 @@ impl Service {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.receive();
         }
-        // A request may end this very connection, by way of a reply that cannot be sent.
+        // A request may end this connection, when its reply cannot be sent.
         while let Some(connection) = self.connections.get_mut(&id) {
             match connection.next_step(&self.token, now) {
                 Step::Nothing => return,
@@ -418,7 +418,7 @@ impl Service {
             connection.send(&Reply::Goodbye);
         }
         self.flush();
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + FLUSH_TIMEOUT;
         while Instant::now() < until && self.connections.values().any(|c| c.interest().1) {
             std::thread::sleep(Duration::from_millis(5));
             self.flush();
@@ -426,7 +426,7 @@ impl Service {
     }
 }
 
-/// Whether an error of a non-blocking call only means: not now.
+/// Whether a non-blocking call should be repeated later.
 fn is_not_now(e: &io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

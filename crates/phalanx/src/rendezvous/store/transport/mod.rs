@@ -1,9 +1,10 @@
-//! Transports: connections to the store whose bytes travel as messages of something that already connects the ranks (MPI), so that the store
-//! needs no port.
+//! Transports: connections to the store whose bytes travel as messages of something that already connects the
+//! ranks (MPI), so that the store needs no port.
 //!
-//! Each end of the store has a socket in its own process; the transport's thread has the other end. It sends what it reads from the socket to
-//! the peer's transport, which writes it into the peer's socket. An empty message ends a direction. A rank has a line to the rank that hosts
-//! the store, and that rank has a line to each.
+//! Each end of the store has a socket in its own process; the transport's thread has the other end. It sends
+//! what it reads from the socket to the peer's transport, which writes it into the peer's socket. An empty
+//! message ends a direction. A rank has a line to the rank that hosts the store, and that rank has a line to
+//! each.
 
 use crate::os::{Waker, Wire, poll_sockets};
 use crate::types::error::{Error, Result};
@@ -17,16 +18,17 @@ use std::time::{Duration, Instant};
 /// Most bytes of a message: short enough to be sent eagerly, without a rendezvous with the receiver.
 const PIECE: usize = 4096;
 
-/// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it does not read.
+/// Messages to one peer that are under way, at most. Then its socket fills up, and the store sees that it
+/// does not read.
 const MOST_UNSENT: usize = 256;
 
 /// Pauses between polls, at least and at most, since messages cannot wake the thread.
 const MIN_PAUSE: Duration = Duration::from_micros(20);
 const MAX_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the last bytes may take to a peer that is silent ...
+/// Bound on sending the last bytes to a silent peer.
 const FLUSH_SILENT: Duration = Duration::from_secs(2);
-/// ... and to one that still answers.
+/// Bound on sending the last bytes to a peer that still answers.
 const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Messages between ranks. No method blocks. Messages of one sender arrive in order.
@@ -37,10 +39,10 @@ pub trait MessageTransport: Send + 'static {
     fn unsent(&self, to: usize) -> usize;
     /// Makes progress; whether all messages are sent.
     fn flush(&mut self) -> bool;
-    /// Makes progress, and returns a message that has arrived, with its sender. After an error no more arrive; the last messages can
-    /// still be sent.
+    /// Makes progress, and returns a message that has arrived, with its sender. After an error no more
+    /// arrive; the last messages can still be sent.
     fn receive(&mut self) -> std::result::Result<Option<(usize, Vec<u8>)>, String>;
-    /// The last call, if some messages were not exchanged: a peer may be gone.
+    /// Called last, if some messages were not exchanged: a peer may be lost.
     fn give_up(&mut self);
 }
 
@@ -104,7 +106,7 @@ impl Drop for Transport {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if std::process::id() != self.process {
-            // A fork has no such thread, and the parent's goes on.
+            // The thread is the parent's; a fork has none.
             return std::mem::forget(thread);
         }
         self.shared.is_ending.store(true, Ordering::Release);
@@ -123,7 +125,7 @@ fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Sha
     while !lines.iter().all(Line::is_over) {
         if shared.is_ending.load(Ordering::Acquire) {
             let since = *ending.get_or_insert_with(Instant::now);
-            // The others still have time.
+            // Other lines are served meanwhile.
             for line in lines.iter_mut().filter(|line| line.is_late(since)) {
                 line.break_off();
                 late.push(line.peer);

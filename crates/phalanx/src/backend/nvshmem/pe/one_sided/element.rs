@@ -24,8 +24,8 @@ impl Context {
     /// As [`p`](Context::p), behind the work on a stream. `nvshmemx_uint8_p_on_stream` to `…uint64…`
     ///
     /// # Errors
-    /// Also [`Error::Unsupported`] for a stream that is being captured: the graph would read the value from an
-    /// address that is valid during the call only.
+    /// Also [`Error::Unsupported`] for a stream that is being captured: the graph would read the value from
+    /// an address that is valid during the call only.
     pub fn p_on_stream<D: Shared + ?Sized>(
         &self,
         dest: &D,
@@ -57,7 +57,8 @@ impl Context {
             }));
         }
         let stream = raw(stream);
-        // SAFETY: initialised; an element of symmetric memory of this width, on a PE that exists; a stream of the device.
+        // SAFETY: initialised; an element of symmetric memory of this width, on a PE that exists; a stream of
+        // the device.
         unsafe {
             match size_of::<D::Elem>() {
                 1 => library.need(library.nvshmemx_uint8_p_on_stream, "nvshmemx_uint8_p_on_stream")?(
@@ -89,12 +90,13 @@ impl Context {
         Ok(())
     }
 
-    /// Reads one element of a PE's memory. There is no form on a stream, where the value could only come later.
-    /// Copies from the address that `nvshmem_ptr` gives, in place of `nvshmem_uint8_g` to `…uint64_g`, which have no
-    /// timeout.
+    /// Reads one element of a PE's memory. There is no form on a stream, where the value could only come
+    /// later. Copies from the address that `nvshmem_ptr` gives, in place of `nvshmem_uint8_g` to `…uint64_g`,
+    /// which have no timeout.
     ///
     /// # Errors
-    /// [`UsageError`](crate::UsageError) if there is no such element or PE; [`Error::Unsupported`] as for [`iput`](Context::iput).
+    /// [`UsageError`](crate::UsageError) if there is no such element or PE; [`Error::Unsupported`] as for
+    /// [`iput`](Context::iput).
     pub fn g<S: Shared + ?Sized>(&self, source: &S, index: usize, pe: usize) -> Result<S::Elem> {
         self.check_element("g", source, index, pe)?;
         let start = self.check_mapped("g", source.place(), pe)?;
@@ -106,8 +108,8 @@ impl Context {
     pub(crate) fn fetch(&self, address: CUdeviceptr, bytes: usize) -> Result<u64> {
         self.enter()?;
         let (word, stream) = (self.device.word(), self.host_stream());
-        // SAFETY: a word of page-locked memory that lives as long as the process, into which nothing else is under way: after a
-        // wait that was given up nothing follows.
+        // SAFETY: a word of page-locked memory that lives as long as the process, into which nothing else is
+        // under way: after a wait that was given up nothing follows.
         unsafe {
             word.write_volatile(0);
             copy(word.cast(), address as *const u8, bytes, RawStream(stream.cu_stream().cast()))?;

@@ -1,8 +1,9 @@
-//! Puts and gets: contiguous, strided, of one element; blocking, non-blocking and on a stream; and what completes them.
+//! Puts and gets: contiguous, strided, of one element; blocking, non-blocking and on a stream; and what
+//! completes them.
 //!
-//! A blocking operation is enqueued on a stream of the context's own and waited for with the timeout. It is ordered behind
-//! what cudarc knows of the local buffer, and behind nothing else. The library's blocking functions are not used: they wait
-//! without a timeout, also for work of other calls on its internal streams.
+//! A blocking operation is enqueued on a stream of the context's own and waited for with the timeout. It is
+//! ordered behind what cudarc knows of the local buffer, and behind nothing else. The library's blocking
+//! functions are not used: they wait without a timeout, also for work of other calls on its internal streams.
 //!
 //! | file | what |
 //! |---|---|
@@ -138,7 +139,8 @@ impl Context {
         Ok((pe, dest.len() * size_of::<D::Elem>()))
     }
 
-    /// The address of a PE's memory, which has to be mapped here: the library would end the process otherwise.
+    /// The address of a PE's memory, which has to be mapped here: the library would end the process
+    /// otherwise.
     fn check_mapped(&self, operation: &'static str, place: u64, pe: usize) -> Result<CUdeviceptr> {
         match self.peer(operation, place, pe)? {
             Some(start) => Ok(start),

@@ -16,16 +16,16 @@ impl Context {
         self.sync(self.host_stream())
     }
 
-    /// Orders puts: later puts to a PE arrive after earlier ones. Between GPUs that reach each other, `nvshmem_fence`
-    /// is the stronger [`quiet`](Context::quiet), and so is this.
+    /// Orders puts: later puts to a PE arrive after earlier ones. Between GPUs that reach each other,
+    /// `nvshmem_fence` is the stronger [`quiet`](Context::quiet), and so is this.
     pub fn fence(&self) -> Result<()> {
         self.quiet()
     }
 
     /// [`quiet`](Context::quiet) as work on a stream. `nvshmemx_quiet_on_stream`
     ///
-    /// It takes over pending `…_nbi` operations: a later quiet or barrier completes them only if it is ordered behind
-    /// this stream.
+    /// It takes over pending `…_nbi` operations: a later quiet or barrier completes them only if it is
+    /// ordered behind this stream.
     ///
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError::Memory) for a stream of another GPU.

@@ -14,12 +14,13 @@ type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, strea
 
 /// Contiguous puts and gets.
 impl Context {
-    /// Writes `source` to `dest` on a PE. The source may be used again when this returns; the data is at the PE after
-    /// [`quiet`](Context::quiet) or a barrier. Waits for what cudarc knows to be under way on the source.
-    /// `nvshmemx_putmem_on_stream`, in place of `nvshmem_putmem`, which has no timeout
+    /// Writes `source` to `dest` on a PE. The source may be used again when this returns; the data is at the
+    /// PE after [`quiet`](Context::quiet) or a barrier. Waits for what cudarc knows to be under way on the
+    /// source. `nvshmemx_putmem_on_stream`, in place of `nvshmem_putmem`, which has no timeout
     ///
     /// # Errors
-    /// [`UsageError::Length`](crate::UsageError::Length) if the lengths differ, [`UsageError::Rank`](crate::UsageError::Rank) if there is no such PE; those of
+    /// [`UsageError::Length`](crate::UsageError::Length) if the lengths differ,
+    /// [`UsageError::Rank`](crate::UsageError::Rank) if there is no such PE; those of
     /// [`sync`](Context::sync).
     pub fn put<S, D>(&self, dest: &D, source: &S, pe: usize) -> Result<()>
     where
@@ -29,8 +30,8 @@ impl Context {
         self.put_as("put", dest, source, pe, Mode::Blocking)
     }
 
-    /// As [`put`](Context::put), returning at once: the source must not be written before [`quiet`](Context::quiet).
-    /// `nvshmemx_putmem_nbi_on_stream`, in place of `nvshmem_putmem_nbi`
+    /// As [`put`](Context::put), returning at once: the source must not be written before
+    /// [`quiet`](Context::quiet). `nvshmemx_putmem_nbi_on_stream`, in place of `nvshmem_putmem_nbi`
     pub fn put_nbi<S, D>(&self, dest: &D, source: &S, pe: usize) -> Result<()>
     where
         S: Local + ?Sized,
@@ -48,8 +49,8 @@ impl Context {
         self.put_as("put_on_stream", dest, source, pe, Mode::OnStream(stream))
     }
 
-    /// As [`put_on_stream`](Context::put_on_stream); the stream does not wait for it: the source must not be written
-    /// before [`quiet_on_stream`](Context::quiet_on_stream). `nvshmemx_putmem_nbi_on_stream`
+    /// As [`put_on_stream`](Context::put_on_stream); the stream does not wait for it: the source must not be
+    /// written before [`quiet_on_stream`](Context::quiet_on_stream). `nvshmemx_putmem_nbi_on_stream`
     pub fn put_nbi_on_stream<S, D>(
         &self,
         dest: &D,
@@ -89,14 +90,16 @@ impl Context {
             return self.conclude(mode, None);
         }
         let to = dest.place() as *mut _;
-        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent and nobody
-        // writes to it; the stream is one of the device, as lending has checked; what uses the source later is ordered behind
-        // it, or (nbi) memory of the library's is freed only after a barrier, registered memory after a quiet.
+        // SAFETY: initialised; symmetric memory of so many bytes on the PE, which exists; the source is lent
+        // and nobody writes to it; the stream is one of the device, as lending has checked; what uses the
+        // source later is ordered behind it, or (nbi) memory of the library's is freed only after a barrier,
+        // registered memory after a quiet.
         self.reading(mode, source, |from, stream| unsafe { put(to, from, bytes, pe, stream) })
     }
 
-    /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be under way on the
-    /// destination. `nvshmemx_getmem_on_stream`, in place of `nvshmem_getmem`, which has no timeout
+    /// Reads `source` of a PE into `dest`; complete when this returns. Waits for what cudarc knows to be
+    /// under way on the destination. `nvshmemx_getmem_on_stream`, in place of `nvshmem_getmem`, which has no
+    /// timeout
     ///
     /// # Errors
     /// As for [`put`](Context::put).
@@ -108,8 +111,8 @@ impl Context {
         self.get_as("get", dest, source, pe, Mode::Blocking)
     }
 
-    /// As [`get`](Context::get), returning at once: what is in `dest` is not specified before [`quiet`](Context::quiet).
-    /// `nvshmemx_getmem_nbi_on_stream`, in place of `nvshmem_getmem_nbi`
+    /// As [`get`](Context::get), returning at once: what is in `dest` is not specified before
+    /// [`quiet`](Context::quiet). `nvshmemx_getmem_nbi_on_stream`, in place of `nvshmem_getmem_nbi`
     pub fn get_nbi<D, S>(&self, dest: &mut D, source: &S, pe: usize) -> Result<()>
     where
         D: LocalMut + ?Sized,
@@ -133,8 +136,8 @@ impl Context {
         self.get_as("get_on_stream", dest, source, pe, Mode::OnStream(stream))
     }
 
-    /// As [`get_on_stream`](Context::get_on_stream); the stream does not wait for it: what is in `dest` is not specified
-    /// before [`quiet_on_stream`](Context::quiet_on_stream). `nvshmemx_getmem_nbi_on_stream`
+    /// As [`get_on_stream`](Context::get_on_stream); the stream does not wait for it: what is in `dest` is
+    /// not specified before [`quiet_on_stream`](Context::quiet_on_stream). `nvshmemx_getmem_nbi_on_stream`
     pub fn get_nbi_on_stream<D, S>(
         &self,
         dest: &mut D,

@@ -21,12 +21,14 @@ struct Strides {
 }
 
 impl Context {
-    /// Writes `count` elements, every `source_stride`-th of `source`, to every `dest_stride`-th of `dest` on a PE. As
-    /// [`put`](Context::put) in all else. `nvshmemx_iput8_on_stream` to `…64…`, by the width of the elements
+    /// Writes `count` elements, every `source_stride`-th of `source`, to every `dest_stride`-th of `dest` on
+    /// a PE. As [`put`](Context::put) in all else. `nvshmemx_iput8_on_stream` to `…64…`, by the width of the
+    /// elements
     ///
     /// # Errors
-    /// Also [`UsageError::Setting`] for a stride of 0 or beyond 2 GiB, and [`Error::Unsupported`](crate::Error::Unsupported) if the PE's memory cannot
-    /// be reached by loads and stores: the library would end the process.
+    /// Also [`UsageError::Setting`] for a stride of 0 or beyond 2 GiB, and
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the PE's memory cannot be reached by loads and
+    /// stores: the library would end the process.
     pub fn iput<S, D>(
         &self,
         dest: &D,
@@ -92,13 +94,14 @@ impl Context {
         let to = dest.place() as *mut _;
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         self.reading(mode, source, |from, stream| {
-            // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+            // SAFETY: as for `put_as`; all elements lie in the buffers, and the PE's can be reached by
+            // copies.
             unsafe { iput(to, from, to_step, from_step, strides.count, pe, stream) }
         })
     }
 
-    /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of `dest`; complete
-    /// when this returns. `nvshmemx_iget8_on_stream` to `…64…`
+    /// Reads `count` elements, every `source_stride`-th of `source` on a PE, into every `dest_stride`-th of
+    /// `dest`; complete when this returns. `nvshmemx_iget8_on_stream` to `…64…`
     ///
     /// # Errors
     /// As for [`iput`](Context::iput).
@@ -167,7 +170,8 @@ impl Context {
         let from = source.place() as *const _;
         let (to_step, from_step) = (strides.dest as isize, strides.source as isize);
         self.writing(mode, dest, |to, stream| {
-            // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by copies.
+            // SAFETY: as for `get_as`; all elements lie in the buffers, and the PE's can be reached by
+            // copies.
             unsafe { iget(to, from, to_step, from_step, strides.count, pe, stream) }
         })
     }

@@ -1,5 +1,6 @@
-//! All that Slurm and Cray PALS set, as their documentation and headers list it (srun's and salloc's manual pages of Slurm
-//! 23.11; `pals.h` of HPE's PALS): what a rank is told must not depend on variables that are there for something else.
+//! All that Slurm and Cray PALS set, as their documentation and headers list it (srun's and salloc's manual
+//! pages of Slurm 23.11; `pals.h` of HPE's PALS): what a rank is told must not depend on variables that are
+//! there for something else.
 
 use super::{check, recognised};
 use crate::rendezvous::environment::Environment;
