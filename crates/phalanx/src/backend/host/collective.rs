@@ -25,7 +25,7 @@ use super::choose::{Algorithm, Bulk, Topology, choose};
 use super::exchange::Copies;
 use super::grid::Grid;
 use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
-use crate::contract::{Call, Flow, OperationId, Who};
+use crate::contract::{Call, Flow, Operation, OperationId, Who};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{RINGS, SLOTS};
@@ -185,7 +185,11 @@ impl<'a> Collective<'a> {
         endpoint.check()?;
         let mut this = Collective { endpoint, state, begun };
         this.begin(&Record::of(call));
-        let flow = call.flow();
+        let mut flow = call.flow();
+        if call.operation == Operation::AllToAllV {
+            // Its data goes as messages (`exchange.rs`).
+            flow = flow.without_data();
+        }
         // SAFETY: the caller's contract.
         unsafe {
             match choose(call, &flow, this.topology()) {

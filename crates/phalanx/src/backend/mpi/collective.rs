@@ -2,7 +2,7 @@
 
 use super::accumulate::Accumulated;
 use super::reduction::ReductionPlan;
-use super::{MpiComm, MpiFailure, check, datatype, total};
+use super::{MpiComm, MpiFailure, check, datatype};
 use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
@@ -314,12 +314,7 @@ impl MpiComm {
                 }
                 ReductionPlan::Accumulated { datatype, op, accumulated } => {
                     // All blocks, and behind them room for the result.
-                    let all = match call.operation {
-                        Operation::ReduceScatter | Operation::ReduceScatterV => {
-                            total(call.blocks, self.ranks)
-                        }
-                        _ => call.blocks.len(self.rank),
-                    };
+                    let all = call.flow().send_len(self.rank, self.ranks) / size;
                     let own = call.blocks.len(self.rank);
                     let buffer = scratch.bytes((all + own) * accumulated.size);
                     (accumulated.prepare)(buffer, call.send, call.reduction.factor, all);
@@ -344,7 +339,7 @@ impl MpiComm {
         accumulated: Accumulated,
         from: *const u8,
     ) -> Prepared {
-        if call.operation == Operation::Reduce && call.root != self.rank {
+        if !call.flow().readers.includes(self.rank) {
             return prepared;
         }
         let (ranks, count) = (self.ranks, call.blocks.len(self.rank));
@@ -386,7 +381,8 @@ impl MpiComm {
             _ => {
                 // In place, MPI would put the result at the buffer's start and overwrite the other blocks. That of an empty block is
                 // apart, too: MPICH takes no two buffers that begin at one address.
-                let all = total(call.blocks, self.ranks) * size;
+                // The elements may be accumulators, of another size than the call's.
+                let all = call.blocks.offset(self.ranks) * size;
                 if (send.addr()..send.addr() + all).contains(&recv.addr()) {
                     let result = scratch.bytes(own * size);
                     prepared.copy = Some(Copy { from: result, to: call.recv, bytes: own * size });

@@ -39,7 +39,7 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Blocks, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
+    Backend, BackendKind, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
 };
 use crate::control::record::Record;
 use crate::os::Mapping;
@@ -413,13 +413,5 @@ fn datatype(constants: &Constants, dtype: DType) -> Handle {
         DType::U32 => constants.uint32,
         DType::I64 => constants.int64,
         DType::U64 => constants.uint64,
-    }
-}
-
-/// Number of elements of all blocks.
-fn total(blocks: Blocks<'_>, ranks: usize) -> usize {
-    match blocks {
-        Blocks::Equal(count) => count * ranks,
-        Blocks::Each(counts) => counts.iter().sum(),
     }
 }
