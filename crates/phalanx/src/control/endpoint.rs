@@ -1,40 +1,27 @@
-//! One rank's end of a channel: its peers, waiting for them, and failing the channel.
+//! One rank's end of a channel: attaching to it, publishing progress, failing it, and leaving it.
+//!
+//! `endpoint/wait.rs` waits for peers; `endpoint/kernel_copy.rs` reads their private memory.
 
-use super::diagnosis::is_message;
+mod kernel_copy;
+mod wait;
+
+pub(crate) use wait::{Peers, PendingOperation};
+
 use super::failure::{ChannelFailure, Context};
-use super::flags::{Fences, Park};
+use super::flags::Fences;
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
-use super::liveness::Liveness;
-use super::record::Record;
 use super::relay::{Decision, Link};
 use super::segment::Segment;
 use super::world::{Kind, World};
 use crate::contract::Departure;
 use crate::contract::hosts::HostTopology;
-use crate::os::sync::{AtomicU32, Ordering, fence, lock};
+use crate::os::sync::{Ordering, fence, lock};
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::watch::deadline;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
-
-/// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
-const POLLS: u32 = 400;
-/// The same when ranks share cores: what a peer on another core may still take to finish.
-const POLLS_CROWDED: u32 = 24;
-/// Then, with a core for every rank, polls with a pause between them: some tens of microseconds.
-const PAUSES: u32 = 600;
-/// Then giving the core to whoever wants it, before going to sleep. Not short: a rank that sleeps makes
-/// those that wake it late, so that they find others asleep, and many ranks would stay in that state.
-const YIELDING: Duration = Duration::from_millis(10);
-/// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
-const FIRST_SLEEP: Duration = Duration::from_millis(1);
-const LAST_SLEEP: Duration = Duration::from_millis(50);
-/// A turn of a wait that takes so much longer than its sleep: the rank did not run.
-const HELD_UP: Duration = Duration::from_secs(1);
-/// A rank that waits says so in the log, this often.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+use std::time::Duration;
 
 pub(crate) struct Endpoint {
     pub rank: usize,
@@ -56,8 +43,8 @@ pub(crate) struct Endpoint {
     failing_lock: Mutex<()>,
     /// What the operating system refused this rank in the middle of an operation.
     refusal: OnceLock<String>,
-    /// Whether this rank has looked into the processes of all others.
-    pub tried_fetching: OnceLock<()>,
+    /// Set when this rank has probed kernel copy from all its peers.
+    probed_kernel_copy: OnceLock<()>,
 }
 
 /// A channel that one rank makes and all ranks of it open.
@@ -77,9 +64,6 @@ impl NewChannel {
         world.open_segment(id).map(NewChannel)
     }
 }
-
-/// The operation that a rank waits in, for errors: its number and its record.
-pub(crate) type PendingOperation = (u64, Record);
 
 impl Endpoint {
     /// The endpoint of a rank whose peers are on several hosts and have joined a store. It can exchange a few words: enough to set up
@@ -118,19 +102,19 @@ impl Endpoint {
             crowded,
             segment,
             members,
-            polls: if crowded { POLLS_CROWDED } else { POLLS },
+            polls: wait::polls(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,
             failing_lock: Mutex::default(),
             refusal: OnceLock::new(),
-            tried_fetching: OnceLock::new(),
+            probed_kernel_copy: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
         endpoint.status(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
-        endpoint.show_mark();
+        endpoint.publish_mark();
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         if endpoint.link.is_some() {
             // Whether a peer waits for this rank cannot be seen here: assume that one does.
@@ -329,132 +313,6 @@ impl Endpoint {
         self.check()
     }
 
-    /// Waits until `ready`, which `peer` will make true.
-    #[inline(always)]
-    pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
-        for _ in 0..self.polls {
-            if ready() {
-                return Ok(());
-            }
-        }
-        let pending = || self.own().last_announced().expect("a rank that waits has announced why");
-        self.wait_long(&mut || Ok(ready()), &|| Peers::One([peer]), &|| Peers::One([peer]), &pending)
-    }
-
-    /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
-    /// something.
-    #[cold]
-    pub fn wait_long(
-        &self,
-        ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Peers,
-        awaited: &dyn Fn() -> Peers,
-        pending: &dyn Fn() -> PendingOperation,
-    ) -> Result<()> {
-        if !self.crowded {
-            for _ in 0..PAUSES {
-                std::hint::spin_loop();
-                if ready()? {
-                    return Ok(());
-                }
-            }
-        }
-        let since = Instant::now();
-        while since.elapsed() < YIELDING {
-            std::thread::yield_now();
-            if ready()? {
-                return Ok(());
-            }
-            self.check()?;
-        }
-        self.sleep_until(ready, wakers, awaited, pending, since)
-    }
-
-    fn sleep_until(
-        &self,
-        ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Peers,
-        awaited: &dyn Fn() -> Peers,
-        pending: &dyn Fn() -> PendingOperation,
-        mut since: Instant,
-    ) -> Result<()> {
-        let mut slice = FIRST_SLEEP;
-        let (mut logged, mut looked) = (since, since);
-        let mut liveness = Liveness::new();
-        let mut waiting = Waiting { word: &self.status(self.rank).waits_for, said: 0 };
-        loop {
-            let (wakers, peers) = (wakers(), awaited());
-            let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
-            if let Some(first) = peers.first() {
-                waiting.say(self.members[*first] as u32 + 1);
-            }
-            let left = self.deadline().saturating_sub(since.elapsed());
-            let turn = self.own().park.prepare(parks(), self.fences);
-            let outcome = ready();
-            if matches!(outcome, Ok(false)) && !self.has_failed() {
-                self.own().park.sleep(turn, slice.min(left));
-            }
-            Park::finish(parks());
-            if outcome? || ready()? {
-                return Ok(());
-            }
-            self.check()?;
-            let held_up = looked.elapsed().saturating_sub(slice);
-            if held_up > HELD_UP {
-                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
-                since += held_up;
-            }
-            looked = Instant::now();
-            if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
-                // It may have become ready while the reason was found: a peer that has left had done its part.
-                return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
-            }
-            slice = (slice * 2).min(LAST_SLEEP);
-            if logged.elapsed() > LOG_INTERVAL {
-                logged = Instant::now();
-                let (sequence, record) = pending();
-                let seen: Vec<_> =
-                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
-                tracing::warn!(
-                    rank = self.rank,
-                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
-                    since.elapsed(),
-                    seen.join(", ")
-                );
-            }
-        }
-    }
-
-    /// A reason to give up the wait, if there is one.
-    fn find_reason(
-        &self,
-        awaited: &[usize],
-        pending: &dyn Fn() -> PendingOperation,
-        since: Instant,
-        liveness: &mut Liveness,
-    ) -> Option<ChannelFailure> {
-        let (sequence, record) = pending();
-        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
-        if !is_message(&record)
-            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
-        {
-            return Some(mismatch);
-        }
-        for &rank in awaited {
-            if let Some(event) = self.gone(rank) {
-                return Some(ChannelFailure::Peer { rank, event, context: context() });
-            }
-        }
-        if let Some(rank) = liveness.look(self, awaited) {
-            return Some(ChannelFailure::Peer { rank, event: PeerEvent::Stopped, context: context() });
-        }
-        if since.elapsed() >= self.deadline() {
-            let missing = self.missing(awaited, sequence, &record);
-            return Some(ChannelFailure::Timeout { missing, context: context() });
-        }
-        None
-    }
-
     /// Whether a rank that left will miss the common shutdown: it said so, or its process has ended.
     pub fn is_alone(&self, rank: usize) -> bool {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
@@ -565,43 +423,6 @@ impl Endpoint {
         };
         self.own().life.state.store(state, Ordering::Release);
         self.announce_progress();
-    }
-}
-
-/// Ranks that a wait is about. One rank, the usual case, needs no allocation.
-pub(crate) enum Peers {
-    One([usize; 1]),
-    Many(Vec<usize>),
-}
-
-impl std::ops::Deref for Peers {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        match self {
-            Peers::One(peer) => peer,
-            Peers::Many(peers) => peers,
-        }
-    }
-}
-
-/// Publishes which rank a thread of this rank waits for, until dropped.
-struct Waiting<'a> {
-    word: &'a AtomicU32,
-    said: u32,
-}
-
-impl Waiting<'_> {
-    fn say(&mut self, awaited: u32) {
-        self.said = awaited;
-        self.word.store(awaited, Ordering::Release);
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        // Another thread of the rank may have published another rank since.
-        let _ = self.word.compare_exchange(self.said, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 

@@ -127,16 +127,16 @@ pub(crate) struct Life {
     /// One of the `LIFE_` values.
     pub state: AtomicU32,
     pub pid: AtomicU32,
-    pub fetching: FetchWords,
+    pub kernel_copy: KernelCopyWords,
 }
 
-/// Whether processes can read each other's private memory: see `fetch.rs`.
+/// Whether processes can read each other's private memory: see `endpoint/kernel_copy.rs`.
 #[repr(C)]
-pub(crate) struct FetchWords {
-    /// A number that no other process has, and its address. Peers try to read it.
+pub(crate) struct KernelCopyWords {
+    /// A random number of this process, and its address. Peers try to read it.
     pub mark: AtomicU64,
     pub mark_at: AtomicU64,
-    /// 1 if this rank could read those of all its peers.
+    /// 1 if this rank could read the marks of all its peers.
     pub reads_all: AtomicU32,
 }
 

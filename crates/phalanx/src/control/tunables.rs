@@ -46,3 +46,6 @@ pub(crate) const MAIL_CHUNK: usize = 128 << 10;
 
 /// Message slots of a mailbox: a sender that has filled them looks how many are free, which takes that counter away from the receiver.
 pub(crate) const MAIL_SLOTS: usize = 16;
+
+/// Bytes that the kernel copies between two checks whether a peer has failed.
+pub(crate) const KERNEL_COPY_STEP: usize = 1 << 20;

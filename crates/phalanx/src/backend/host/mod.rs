@@ -8,17 +8,15 @@
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms; `collective.rs` lists them |
 //! | `grid.rs` | ranks in rows and columns |
-//! | `fetch.rs` | reading the private memory of another process |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
 //!
-//! The shared memory itself, waiting, and failures are in `control/`.
+//! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
 mod choose;
 mod chunks;
 mod collective;
 mod exchange;
-mod fetch;
 mod grid;
 mod message;
 mod tunables;
