@@ -155,8 +155,7 @@ impl Portable {
             let taken: Vec<Posted> = inner.pending.drain(..count).collect();
             inner.is_waiting = true;
             drop(inner);
-            let waited: Vec<_> =
-                taken.iter().map(|posted| self.backend.wait(posted.ticket, &|| ())).collect();
+            let waited: Vec<_> = taken.iter().map(|posted| self.backend.wait(posted.id, &|| ())).collect();
             inner = lock(&self.inner);
             inner.is_waiting = false;
             inner.settled += count;

@@ -90,7 +90,7 @@ pub(crate) struct State {
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
     /// Messages of an all_to_all_v.
-    pub tickets: Vec<OperationId>,
+    pub message_ids: Vec<OperationId>,
     /// Copies of the blocks that an all_to_all_v sends in place.
     pub copies: Copies,
 }
@@ -135,7 +135,7 @@ impl State {
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
             mapped: vec![[Mapped::NONE; 2]; ranks],
-            tickets: Vec::with_capacity(2 * ranks),
+            message_ids: Vec::with_capacity(2 * ranks),
             copies: Copies::default(),
         }
     }

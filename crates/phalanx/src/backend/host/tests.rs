@@ -119,13 +119,13 @@ fn received(message: &mut [u8]) -> Transfer {
 fn a_receive_that_was_given_up_leaves_its_message_to_no_other() {
     let [sender, receiver] = pair();
     let (message, mut short, mut right) = ([1u8; 8], [0u8; 4], [0u8; 8]);
-    // SAFETY: the messages are used by nobody else until all tickets are settled.
+    // SAFETY: the messages are used by nobody else until both have been waited for.
     let [first, second] =
         unsafe { [receiver.post(received(&mut short)), receiver.post(received(&mut right))] };
     // SAFETY: as above.
     unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
-    for ticket in [first, second] {
-        let error = receiver.wait(ticket.unwrap(), &|| ()).unwrap_err();
+    for id in [first, second] {
+        let error = receiver.wait(id.unwrap(), &|| ()).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
     }
     assert_eq!(right, [0; 8]);
@@ -160,8 +160,8 @@ fn a_copy_of_a_rank_takes_no_message() {
     }
     let [sender, receiver] = pair();
     let (message, mut target) = ([7u8; 3], [0u8; 3]);
-    // SAFETY: the messages are used by nobody else until the ticket is settled.
-    let ticket = unsafe { receiver.post(received(&mut target)) }.unwrap();
+    // SAFETY: the messages are used by nobody else until it has been waited for.
+    let id = unsafe { receiver.post(received(&mut target)) }.unwrap();
     // SAFETY: as above.
     unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
     // SAFETY: the copy asks for what it is refused, and ends.
@@ -169,8 +169,8 @@ fn a_copy_of_a_rank_takes_no_message() {
     if child == 0 {
         let refused = |outcome: Result<bool>| matches!(outcome, Err(Error::Unsupported(_)));
         let all = refused(receiver.progress())
-            && refused(receiver.test(ticket))
-            && refused(receiver.wait(ticket, &|| ()).map(|()| true));
+            && refused(receiver.test(id))
+            && refused(receiver.wait(id, &|| ()).map(|()| true));
         // SAFETY: always sound.
         unsafe { _exit(i32::from(!all)) };
     }
@@ -178,7 +178,7 @@ fn a_copy_of_a_rank_takes_no_message() {
     // SAFETY: the child is this process's, and the status is written.
     assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the copy is refused everything");
-    receiver.wait(ticket, &|| ()).unwrap();
+    receiver.wait(id, &|| ()).unwrap();
     assert_eq!(target, message);
 }
 

@@ -305,7 +305,9 @@ impl NvshmemComm {
         ];
         let mut answers = vec![[0u64; 2]; ranks];
         // SAFETY: as above.
-        self.on_host_channel(|channel| unsafe { channel.tell_all(&own_answer, answers.as_flattened_mut()) })?;
+        self.on_host_channel(|channel| unsafe {
+            channel.all_gather_words(&own_answer, answers.as_flattened_mut())
+        })?;
         match answers.iter().position(|answer| answer[0] != 0) {
             None => Ok(()),
             Some(to) => {

@@ -188,7 +188,7 @@ impl Endpoint {
                 return Some(ChannelFailure::Peer { rank, event, context: context() });
             }
         }
-        if let Some(rank) = liveness.look(self, awaited) {
+        if let Some(rank) = liveness.find_stopped(self, awaited) {
             return Some(ChannelFailure::Peer { rank, event: PeerEvent::Stopped, context: context() });
         }
         if since.elapsed() >= self.deadline() {

@@ -39,7 +39,11 @@ impl Collective<'_> {
     /// Address from which the kernel can copy this rank's blocks to its peers; `NOWHERE` if it cannot, for any pair of ranks.
     pub(crate) fn kernel_copy_source(&self, send: *const u8, flow: &Flow<'_>) -> Location {
         let len = flow.send_len(self.endpoint.rank, self.endpoint.ranks);
-        if self.endpoint.is_kernel_copyable(send, len) { Location::to_fetch(send) } else { Location::NOWHERE }
+        if self.endpoint.is_kernel_copyable(send, len) {
+            Location::kernel_copied(send)
+        } else {
+            Location::NOWHERE
+        }
     }
 
     /// # Safety
@@ -63,7 +67,7 @@ impl Collective<'_> {
         self.endpoint.probe_kernel_copy();
         let began = Instant::now();
         let by_kernel = choice == KERNEL_COPY
-            && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch());
+            && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_kernel_copied());
         // SAFETY: the caller's contract.
         unsafe {
             if by_kernel {
@@ -72,7 +76,7 @@ impl Collective<'_> {
                 self.pass(call, flow, pairwise, send)?;
             }
         }
-        if send.is_to_fetch() {
+        if send.is_kernel_copied() {
             let candidate = if by_kernel { Candidate::Other } else { Candidate::Usual };
             self.state.kernel_copies.took(flow.longest(), candidate, began.elapsed());
         }
