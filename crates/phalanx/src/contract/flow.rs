@@ -120,6 +120,13 @@ impl Flow<'_> {
         start..start + len
     }
 
+    /// Whether a rank's own block is at its place in both buffers, so that it need not be copied. That is what "in place" means: for an
+    /// all_gather `send` is a block of `recv`, for an all_reduce and an all_to_all both are the same.
+    pub fn is_in_place(&self, send: *const u8, recv: *mut u8, rank: usize) -> bool {
+        send.wrapping_add(self.source_offset(rank))
+            == recv.wrapping_add(self.target_offset(rank)).cast_const()
+    }
+
     /// Bytes of the longest block.
     #[inline(always)]
     pub fn longest(&self) -> usize {
@@ -191,6 +198,26 @@ mod tests {
             let call = call(operation, Blocks::Each(&counts));
             let used = |rank| call.flow().used(rank, RANKS);
             assert_eq!((used(2), used(0)), (root, others), "{}", operation.name());
+        }
+    }
+
+    #[test]
+    fn in_place_the_own_block_is_at_its_place_in_the_larger_buffer() {
+        use Operation::*;
+        let (start, rank) = (64 as *const u8, 3);
+        for (operation, offset_of_send, offset_of_recv) in [
+            (AllReduce, 0, 0),
+            (Broadcast, 0, 0),
+            (AllGather, 12, 0),
+            (Gather, 12, 0),
+            (ReduceScatter, 0, 12),
+            (Scatter, 0, 12),
+            (AllToAll, 0, 0),
+        ] {
+            let call = call(operation, Blocks::Equal(1));
+            let (send, recv) = (start.wrapping_add(offset_of_send), start.wrapping_add(offset_of_recv));
+            assert!(call.flow().is_in_place(send, recv.cast_mut(), rank), "{}", operation.name());
+            assert!(!call.flow().is_in_place(send, recv.wrapping_add(4).cast_mut(), rank));
         }
     }
 

@@ -1,5 +1,5 @@
-//! Tunables of the shared memory of a channel, in bytes unless they say otherwise. They are measured as those of `backend/host/tunables.rs`,
-//! and the same in every process of a job.
+//! Tunables of the shared memory of a channel, in bytes unless they say otherwise. They are the same in every process of
+//! a job. What is known of how they were chosen is said in `backend/host/tunables.rs`.
 
 /// Stamped lines of a slot behind its opening.
 pub(crate) const SLOT_LINES: usize = 144;

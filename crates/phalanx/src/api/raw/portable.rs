@@ -92,9 +92,6 @@ impl Portable {
             return Ok(());
         }
         let (send, recv) = (call.send as u64, call.recv as u64);
-        let own = |buffer: u64, offset| buffer.checked_add(offset as u64);
-        let (source, target) = (own(send, flow.source_offset(rank)), own(recv, flow.target_offset(rank)));
-        let is_in_place = source.is_some() && source == target;
         let rule = match (flow.scattered, flow.gathered) {
             (true, true) => "in place, both are the same",
             _ => "in place, the rank's own block is at its place in the larger buffer",
@@ -102,7 +99,7 @@ impl Portable {
         let (send_bytes, recv_bytes) = (flow.send_len(rank, ranks), flow.recv_len(rank, ranks));
         let apart =
             send.saturating_add(send_bytes as u64) <= recv || recv.saturating_add(recv_bytes as u64) <= send;
-        if apart || is_in_place {
+        if apart || flow.is_in_place(call.send, call.recv, rank) {
             return Ok(());
         }
         let operation = call.operation.name();

@@ -1,7 +1,8 @@
 //! Tunables of the host backend, in bytes unless they say otherwise. What shared memory is cut into stands in `control/tunables.rs`.
 //!
-//! A value was chosen against its neighbours by the comparison with Intel MPI and Open MPI, `docs/benchmarks/host.py` (machines and
-//! tables: `docs/benchmarks/host.md`), at 2, 4 and 8 ranks. Where a line names ranks, bytes or times, those decided.
+//! The values were set by hand, over many changes. A line that names ranks, bytes or times says what was measured for it; for the other
+//! values no comparison with their neighbours is recorded. `docs/benchmarks/host.md` measures what the algorithms bring, and compares the whole
+//! backend with MPI libraries; it names the machines and the commits.
 
 // --- slots -------------------------------------------------------------------------------------------
 

@@ -269,31 +269,23 @@ impl MpiComm {
     fn prepare_move(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let constants = &self.process.mpi.constants;
         let mut prepared = self.plain(call, datatype(constants, call.dtype), constants.sum, scratch);
-        let size = call.dtype.size();
-        let is_root = self.rank == call.root;
-        let own_place = |buffer: *const u8| buffer.wrapping_add(call.blocks.offset(self.rank) * size);
-        // A gathering call in place has its block where it belongs.
-        let gathered_in_place = || call.send == own_place(call.recv);
+        let (flow, is_root) = (call.flow(), self.rank == call.root);
+        let in_place = flow.is_in_place(call.send, call.recv, self.rank);
         match call.operation {
             Operation::Broadcast if is_root => {
-                if call.send != call.recv.cast_const() {
-                    let bytes = call.blocks.len(self.rank) * size;
+                if !in_place {
+                    let bytes = flow.send_len(self.rank, self.ranks);
                     prepared.copy = Some(Copy { from: call.send, to: call.recv, bytes });
                 }
                 prepared.recv = prepared.send.cast_mut();
             }
-            Operation::AllGather | Operation::AllGatherV if gathered_in_place() => {
+            Operation::AllGather | Operation::AllGatherV | Operation::AllToAll if in_place => {
                 prepared.send = self.in_place();
             }
-            Operation::Gather | Operation::GatherV if is_root && gathered_in_place() => {
-                prepared.send = self.in_place();
-            }
-            Operation::Scatter | Operation::ScatterV
-                if is_root && call.recv.cast_const() == own_place(call.send) =>
-            {
+            Operation::Gather | Operation::GatherV if is_root && in_place => prepared.send = self.in_place(),
+            Operation::Scatter | Operation::ScatterV if is_root && in_place => {
                 prepared.recv = self.in_place();
             }
-            Operation::AllToAll if call.send == call.recv.cast_const() => prepared.send = self.in_place(),
             _ => {}
         }
         prepared
