@@ -1,4 +1,5 @@
-//! The layers of `src`: a file uses its own folder and lower ones, and no backend uses another.
+//! The layers of `src`: a file uses its own folder and lower ones, and no backend uses another. And ARCHITECTURE.md, the map of the layers,
+//! names only files that exist.
 //!
 //! The order stands once, in ARCHITECTURE.md, in the block that begins with "```layers".
 
@@ -15,10 +16,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
 }
 
+fn architecture() -> String {
+    let page = root().join("../../ARCHITECTURE.md");
+    std::fs::read_to_string(&page).expect("ARCHITECTURE.md is at the repository's root")
+}
+
 /// The folders of `src` in the order of ARCHITECTURE.md, the highest first.
 fn layers() -> Vec<String> {
-    let page = root().join("../../ARCHITECTURE.md");
-    let text = std::fs::read_to_string(&page).expect("ARCHITECTURE.md is at the repository's root");
+    let text = architecture();
     let block = text.split("```layers\n").nth(1).and_then(|rest| rest.split("```").next());
     let folders = block.expect("a block ```layers").lines().flat_map(|line| {
         let names = line.split_whitespace().take_while(|word| word.ends_with('/'));
@@ -178,6 +183,28 @@ fn every_file_uses_its_own_layer_and_lower_ones() {
         })
         .collect();
     assert!(lines.is_empty(), "{} uses go up:\n{}", lines.len(), lines.join("\n"));
+}
+
+/// The files and folders that a page names, as `code.rs`, `code/`, or the target of a link, and that are neither in `src` nor at the root.
+fn missing_files(page: &str, src: &[PathBuf]) -> Vec<String> {
+    let code = page.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs") || word.ends_with('/'));
+    let links = page.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let exists = |name: &str| {
+        // A name may leave out the folders above it.
+        let is_in_src = src.iter().any(|file| file.ancestors().any(|path| path.ends_with(name)));
+        is_in_src || root().join("../..").join(name).exists()
+    };
+    code.chain(links).filter(|name| !exists(name)).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_file_that_the_map_names_exists() {
+    let mut src = Vec::new();
+    files(&root().join("src"), &mut src);
+    assert_eq!(missing_files(&architecture(), &src), Vec::<String>::new(), "named in ARCHITECTURE.md");
+
+    let page = "`control/world.rs`, `world.rs`, `control/join/`, [docs](docs), but `nccl/world.rs`, `gone/`, [a](b.md)";
+    assert_eq!(missing_files(page, &src), ["nccl/world.rs", "gone/", "b.md"]);
 }
 
 #[test]

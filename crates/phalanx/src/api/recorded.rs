@@ -18,7 +18,7 @@ impl Comm {
         let _limited = self.limited();
         // SAFETY: the caller's contract.
         match unsafe { self.backend.post(transfer) } {
-            Ok(ticket) => Ok(Posted { ticket, record }),
+            Ok(id) => Ok(Posted { id, record }),
             Err(error) => self.recorder.end(record, Err(error)),
         }
     }
@@ -34,7 +34,7 @@ impl Comm {
         // SAFETY: the caller's contract.
         let [one, other] = unsafe { self.backend.post_both(transfers) };
         [(one, first), (other, second)].map(|(posted, record)| match posted {
-            Ok(ticket) => Ok(Posted { ticket, record }),
+            Ok(id) => Ok(Posted { id, record }),
             Err(error) => self.recorder.end(record, Err(error)),
         })
     }
@@ -57,7 +57,7 @@ impl Comm {
     #[inline]
     pub(crate) fn wait(&self, posted: Posted, meanwhile: &dyn Fn()) -> Result<()> {
         let _limited = self.limited();
-        self.recorder.end(posted.record, self.backend.wait(posted.ticket, meanwhile))
+        self.recorder.end(posted.record, self.backend.wait(posted.id, meanwhile))
     }
 
     /// Writes this rank's flight record into a folder (made if it is not there) and answers the file's path:

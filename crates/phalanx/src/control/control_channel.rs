@@ -1,4 +1,4 @@
-//! Control channel for backends that move data elsewhere (MPI, NCCL, NVSHMEM): ranks announce their calls here, so that mismatches and
+//! Control channel for backends that move data elsewhere (NCCL, NVSHMEM): ranks announce their calls here, so that mismatches and
 //! missing ranks are found, and a failure is the same on every rank.
 
 mod transfer_check;
@@ -18,21 +18,21 @@ use crate::types::op::{RawReduction, ReductionCode};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A peer that left may have done its part of what this rank still waits for; after this time it has not.
+/// A message to or from a peer that has left may still complete for this long.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// One rank's end of a control channel.
 pub(crate) struct ControlChannel {
     endpoint: Endpoint,
-    /// Moves bytes between the ranks. It fails with this channel, and its failures are reported here, so that there is one failure.
+    /// Moves bytes between the ranks. Its failures become failures of this channel, so that ranks see one failure.
     host_channel: Arc<dyn HostChannel>,
-    /// Held while a reason to give up is looked for: a rank has one place for its proposal of a failure.
+    /// Held by the thread that checks the peers: a rank can propose one failure at a time.
     failing_lock: Mutex<Liveness>,
     /// Peers whose signals this rank waits for. One of them may block it although all ranks have made the same calls.
     signals: Mutex<Vec<usize>>,
 }
 
-/// Guard of a wait: clears the published rank that this one waits for.
+/// Guard of a wait: when dropped, clears the rank that this one has published as awaited.
 pub(crate) struct Waiting<'a>(&'a Endpoint);
 
 impl Drop for Waiting<'_> {
@@ -42,7 +42,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Direction of the messages between two ranks; each direction is a connection of its own.
+/// Direction of the messages between two ranks. NCCL connects each direction separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Connection {
     Out,
@@ -154,7 +154,7 @@ impl ControlChannel {
     /// Withdraws an announcement: its number is free again.
     pub fn withdraw(&self, announced: &AnnouncedCall) {
         self.endpoint.own().withdraw(announced.sequence);
-        self.endpoint.tell();
+        self.endpoint.publish();
     }
 
     /// Publishes that a collective, and all before it, are complete.
@@ -173,7 +173,7 @@ impl ControlChannel {
         self.endpoint.check()
     }
 
-    /// Begins a wait; [`tell_wait`](ControlChannel::tell_wait) publishes which rank it is for.
+    /// Begins a wait; [`publish_awaited_rank`](ControlChannel::publish_awaited_rank) publishes which rank it is for.
     #[inline]
     pub fn waiting(&self) -> Waiting<'_> {
         Waiting(&self.endpoint)
@@ -194,13 +194,14 @@ impl ControlChannel {
         lock(&self.signals).clear();
     }
 
-    /// Publishes announcements at once to ranks that share no memory.
-    pub fn tell(&self) {
-        self.endpoint.tell();
+    /// Publishes announcements now to ranks on other hosts; ranks that share memory see them anyway.
+    pub fn publish(&self) {
+        self.endpoint.publish();
     }
 
-    /// Publishes which rank this one waits for.
-    pub fn tell_wait(&self, announced: &AnnouncedCall) {
+    /// Publishes the rank that this one waits for: the peer of a message, a rank that has not arrived, or one whose signal is needed. Errors
+    /// follow the chain of these ranks to the one that blocks.
+    pub fn publish_awaited_rank(&self, announced: &AnnouncedCall) {
         let endpoint = &self.endpoint;
         let awaited = match announced.peer() {
             Some(peer) => Some(peer),
@@ -215,16 +216,17 @@ impl ControlChannel {
         }
     }
 
-    /// Fails the channel after an exchange that the announced call needed has failed.
+    /// Fails the channel for all ranks after an exchange on the host channel, which the announced call needed, has failed with `error`.
+    /// Returns the failure that counts.
     #[cold]
-    pub fn judge_meeting(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
-        if let Err(failure) = self.look(announced, since) {
+    pub fn fail_after_exchange(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
+        if let Err(failure) = self.check_peers(announced, since) {
             return failure;
         }
         let endpoint = &self.endpoint;
         let (sequence, record) = (announced.sequence, announced.record);
         let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
-        // The host channel failed first; ranks have the same numbers here.
+        // The host channel failed first. Its ranks have the same numbers as this channel's.
         let failure = match &error {
             Error::Peer(peer) => ChannelFailure::Peer { rank: peer.rank, event: peer.event, context },
             Error::Timeout(timeout) => ChannelFailure::Timeout {
@@ -233,13 +235,13 @@ impl ControlChannel {
             },
             _ => return error,
         };
-        let _judging = lock(&self.failing_lock);
+        let _failing = lock(&self.failing_lock);
         endpoint.fail(&failure)
     }
 
-    /// Looks for a reason to give up waiting for enqueued work. If there is one, fails the channel for all ranks and returns the
-    /// failure.
-    pub fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    /// Checks the peers of enqueued work that this rank has waited for since `since`. Fails the channel for all ranks, and returns the failure,
+    /// if a peer has called something else, has left, died or stopped, or if the deadline has passed.
+    pub fn check_peers(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
         let endpoint = &self.endpoint;
         let mut liveness = lock(&self.failing_lock);
         endpoint.check()?;
@@ -272,7 +274,7 @@ impl ControlChannel {
             }
         }
         // A rank that has enqueued its part counts too: a thread of its process may move the data.
-        if let Some(rank) = liveness.look(endpoint, &awaited) {
+        if let Some(rank) = liveness.find_stopped(endpoint, &awaited) {
             let event = PeerEvent::Stopped;
             return Err(endpoint.fail(&ChannelFailure::Peer { rank, event, context: context() }));
         }
@@ -286,7 +288,8 @@ impl ControlChannel {
         Ok(())
     }
 
-    /// Whether a peer that left may have done its part: ranks leave after their calls are complete. A call without a number needs all ranks.
+    /// Whether a peer that left may have done its part, since ranks leave after their calls are complete. A call without a number needs all
+    /// ranks to stay.
     fn may_have_done(&self, rank: usize, announced: &AnnouncedCall, waited: Duration) -> bool {
         match announced.peer() {
             Some(_) => waited < GRACE,
@@ -308,13 +311,13 @@ impl ControlChannel {
         self.endpoint.own().greetings[way as usize].add(peer)
     }
 
-    /// Whether the peer has published the same for its end of the connection.
+    /// Whether the peer has published that it is about to use its end of the connection.
     pub fn is_greeted_by(&self, peer: usize, way: Connection) -> bool {
         let endpoint = &self.endpoint;
         endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
     }
 
-    /// Cheap check for a possible reason to give up, for work that no thread waits for.
+    /// A cheap form of [`check_peers`](ControlChannel::check_peers) for work that no thread waits for: whether there may be a reason to fail.
     pub fn suspects(&self, announced: &AnnouncedCall, since: Instant) -> bool {
         let endpoint = &self.endpoint;
         let is_late = since.elapsed() >= endpoint.timeout();
@@ -369,7 +372,7 @@ impl ControlChannel {
     }
 
     fn reject(&self, lower: (usize, AnnouncedCall), higher: (usize, AnnouncedCall)) -> Error {
-        let _judging = lock(&self.failing_lock);
+        let _failing = lock(&self.failing_lock);
         self.endpoint.fail(&ChannelFailure::Mismatch {
             sequence: lower.1.sequence,
             lower: (lower.0, lower.1.record),
@@ -383,7 +386,7 @@ impl ControlChannel {
             // Another thread may have held the lock when the copy was made.
             return Error::forked();
         }
-        let _judging = lock(&self.failing_lock);
+        let _failing = lock(&self.failing_lock);
         let endpoint = &self.endpoint;
         let failure = endpoint.fail(&ChannelFailure::Aborted { rank: endpoint.rank });
         self.host_channel.abort();

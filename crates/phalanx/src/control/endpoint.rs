@@ -1,40 +1,27 @@
-//! One rank's end of a channel: its peers, waiting for them, and failing the channel.
+//! One rank's end of a channel: attaching to it, publishing progress, failing it, and leaving it.
+//!
+//! `endpoint/wait.rs` waits for peers; `endpoint/kernel_copy.rs` reads their private memory.
 
-use super::diagnosis::is_message;
+mod kernel_copy;
+mod wait;
+
+pub(crate) use wait::{Peers, PendingOperation};
+
 use super::failure::{ChannelFailure, Context};
-use super::flags::{Fences, Park};
+use super::flags::Fences;
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
-use super::liveness::Liveness;
-use super::record::Record;
 use super::relay::{Decision, Link};
 use super::segment::Segment;
 use super::world::{Kind, World};
 use crate::contract::Departure;
 use crate::contract::hosts::HostTopology;
-use crate::os::sync::{AtomicU32, Ordering, fence, lock};
+use crate::os::sync::{Ordering, fence, lock};
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::watch::deadline;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
-
-/// Polls before anything else when every rank has a core: about a microsecond, no instruction wasted.
-const POLLS: u32 = 400;
-/// The same when ranks share cores: what a peer on another core may still take to finish.
-const POLLS_CROWDED: u32 = 24;
-/// Then, with a core for every rank, polls with a pause between them: some tens of microseconds.
-const PAUSES: u32 = 600;
-/// Then giving the core to whoever wants it, before going to sleep. Not short: a rank that sleeps makes
-/// those that wake it late, so that they find others asleep, and many ranks would stay in that state.
-const YIELDING: Duration = Duration::from_millis(10);
-/// Sleeps end after this time at first, and after this time at last, to look whether the peers live.
-const FIRST_SLEEP: Duration = Duration::from_millis(1);
-const LAST_SLEEP: Duration = Duration::from_millis(50);
-/// A turn of a wait that takes so much longer than its sleep: the rank did not run.
-const HELD_UP: Duration = Duration::from_secs(1);
-/// A rank that waits says so in the log, this often.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+use std::time::Duration;
 
 pub(crate) struct Endpoint {
     pub rank: usize,
@@ -42,7 +29,7 @@ pub(crate) struct Endpoint {
     pub channel: Channel,
     pub world: Arc<World>,
     pub fences: Fences,
-    /// More ranks than cores: waiting must not keep others from running.
+    /// There are more ranks than cores: a rank that waits must let others run.
     pub crowded: bool,
     segment: Segment,
     /// The world rank of each rank of this channel.
@@ -52,12 +39,12 @@ pub(crate) struct Endpoint {
     fork: crate::os::ForkMark,
     /// Connection to ranks that share no memory.
     link: Option<Link>,
-    /// Held by the thread that writes this rank's proposal of a failure.
+    /// Held by the thread that proposes a failure for this rank.
     failing_lock: Mutex<()>,
-    /// What the operating system refused this rank in the middle of an operation.
+    /// The text of an operating system's error that this rank got in the middle of an operation.
     refusal: OnceLock<String>,
-    /// Whether this rank has looked into the processes of all others.
-    pub tried_fetching: OnceLock<()>,
+    /// Set when this rank has probed kernel copy from all its peers.
+    probed_kernel_copy: OnceLock<()>,
 }
 
 /// A channel that one rank makes and all ranks of it open.
@@ -78,19 +65,16 @@ impl NewChannel {
     }
 }
 
-/// The operation that a rank waits in, for errors: its number and its record.
-pub(crate) type PendingOperation = (u64, Record);
-
 impl Endpoint {
-    /// The endpoint of a rank whose peers are on several hosts and have joined a store. It can exchange a few words: enough to set up
-    /// another backend and to watch its ranks.
+    /// The endpoint of a rank whose peers are on several hosts and have joined a store. It can exchange a few words, which is enough to set up
+    /// another backend and to check that its ranks live.
     pub fn over(store: Store, rank: usize, topology: HostTopology, timeout: Duration) -> Result<Endpoint> {
         let ranks = topology.world_size();
         let (world, segment) = World::hosts(store, rank, topology, Layout::new(ranks).total())?;
         Ok(Endpoint::attach(Arc::new(world), NewChannel(segment), rank, (0..ranks).collect(), timeout))
     }
 
-    /// Takes `rank`'s place in a channel of `members` (as world ranks). Every rank of it does so once.
+    /// Attaches to a channel of `members` (world ranks) as `rank`. Every rank of the channel does so once.
     pub fn attach(
         world: Arc<World>,
         channel: NewChannel,
@@ -102,7 +86,7 @@ impl Endpoint {
         let segment = channel.0;
         // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
         let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
-        // Ranks of other channels need cores too: what counts is how many ranks the world has.
+        // Ranks of other channels need cores too, so the ranks of the world count.
         let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
         let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };
         let link = match &world.kind {
@@ -118,24 +102,24 @@ impl Endpoint {
             crowded,
             segment,
             members,
-            polls: if crowded { POLLS_CROWDED } else { POLLS },
+            polls: wait::polls(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,
             failing_lock: Mutex::default(),
             refusal: OnceLock::new(),
-            tried_fetching: OnceLock::new(),
+            probed_kernel_copy: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
         endpoint.status(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
-        endpoint.show_mark();
+        endpoint.publish_mark();
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);
         if endpoint.link.is_some() {
-            // Whether a peer waits for this rank cannot be seen here: assume that one does.
+            // A peer on another host that waits for this rank cannot be seen from here: assume that one does.
             endpoint.own().park.add_sleeper();
-            endpoint.tell();
+            endpoint.publish();
         }
         endpoint
     }
@@ -154,9 +138,9 @@ impl Endpoint {
         })
     }
 
-    /// Publishes changes to ranks that share no memory; others see them.
+    /// Publishes changes now to ranks on other hosts; ranks that share memory see them anyway.
     #[inline]
-    pub fn tell(&self) {
+    pub fn publish(&self) {
         if let Some(link) = &self.link {
             link.publish();
         }
@@ -171,7 +155,7 @@ impl Endpoint {
         Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
     }
 
-    /// The deadline of a wait of this thread.
+    /// The deadline of this thread's waits.
     pub fn deadline(&self) -> Duration {
         deadline::of(self.timeout())
     }
@@ -186,23 +170,23 @@ impl Endpoint {
         &self.members
     }
 
-    /// The other ranks, starting behind this one, so that not everybody turns to the same rank at once.
+    /// The other ranks, from the next one on, so that not all ranks begin with the same peer.
     #[inline(always)]
     pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, ranks) = (self.rank, self.ranks);
         (rank + 1..ranks).chain(0..rank)
     }
 
-    /// After a store that others may wait for: wakes those who sleep.
+    /// Wakes peers that sleep. Called after a store that peers may wait for.
     #[inline(always)]
     pub fn announce_progress(&self) {
         if self.own().park.has_sleepers(self.fences) {
-            self.tell_progress();
+            self.publish_progress();
         }
     }
 
     #[cold]
-    fn tell_progress(&self) {
+    fn publish_progress(&self) {
         match &self.link {
             Some(link) => link.publish_with_slots(),
             None => self.wake_peers(),
@@ -222,7 +206,7 @@ impl Endpoint {
         self.channel.header().failure.load(Ordering::Acquire) != 0
     }
 
-    /// An error if the channel has failed, or is not this process's.
+    /// An error if the channel has failed, or if this process is a forked copy.
     #[inline(always)]
     pub fn check(&self) -> Result<()> {
         if self.has_failed() | self.fork.is_copy() { Err(self.refusal()) } else { Ok(()) }
@@ -233,8 +217,7 @@ impl Endpoint {
         if self.fork.is_copy() { Error::forked() } else { self.failure() }
     }
 
-    /// Whether this process is a copy, made by fork, of the one that has the rank. It must leave what they
-    /// share alone.
+    /// Whether this process is a copy, made by fork, of the process that has the rank. A copy must not touch shared memory.
     pub fn is_copy(&self) -> bool {
         self.fork.is_copy()
     }
@@ -245,7 +228,7 @@ impl Endpoint {
         if self.is_copy() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// The ranks that the channel's failure, if there is one, names as gone or missing.
+    /// The ranks that the channel's failure names as gone or missing; none without a failure.
     pub fn lost(&self) -> Vec<usize> {
         match self.channel.header().failure.load(Ordering::Acquire) {
             0 => Vec::new(),
@@ -254,7 +237,7 @@ impl Endpoint {
         }
     }
 
-    /// Fails the channel since this rank cannot go on in the middle of an operation.
+    /// Fails the channel after the operating system refused this rank something in the middle of an operation.
     #[cold]
     pub fn fail_refused(&self, error: &Error) -> Error {
         tracing::error!(rank = self.rank, "{error}");
@@ -270,7 +253,7 @@ impl Endpoint {
             .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
         match failure {
             Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
-                // A failure's words have no room for the text.
+                // The failure in shared memory has no room for the text.
                 peer.refusal = self.refusal.get().cloned();
                 Error::Peer(peer)
             }
@@ -278,7 +261,7 @@ impl Endpoint {
         }
     }
 
-    /// Fails the channel for all ranks, and returns the failure that counts: another rank's, if that was first.
+    /// Fails the channel for all ranks. Returns the failure that counts, which is another rank's if that was first.
     #[cold]
     pub fn fail(&self, failure: &ChannelFailure) -> Error {
         if self.is_copy() {
@@ -297,9 +280,9 @@ impl Endpoint {
         self.failure()
     }
 
-    /// Waits until no peer is inside this rank's memory. Called after the channel has failed and before the
-    /// error is returned: from then on the caller may free its buffers. A peer that enters later sees the
-    /// failure and turns back. Process ranks see only memory of the region, which outlives this rank.
+    /// Waits until no peer is inside this rank's memory. Called between the failure and the return of its error, after which the caller may
+    /// free its buffers. A peer that enters later sees the failure and leaves. Process ranks do not need it: they map only memory of the
+    /// region, which outlives this rank.
     #[cold]
     pub fn close_buffers(&self) {
         if self.world.is_processes() {
@@ -315,147 +298,21 @@ impl Endpoint {
         }
     }
 
-    /// Does `work` on memory of a peer's own, inside one of this rank's gates. If somebody has given up meanwhile it does not
-    /// count: the memory of a process may be used for something else by then.
+    /// Does `work` on a peer's memory, inside one of this rank's gates. An error if the channel has failed meanwhile: the peer may have used
+    /// the memory for something else by then.
     #[inline(always)]
     pub fn inside(&self, gate: usize, work: impl FnOnce()) -> Result<()> {
         let gate = &self.own().gates[gate];
         if gate.enter(self.fences, || self.has_failed()) {
             work();
             gate.leave();
-            // What was read is older than the answer.
+            // The check below must not be read before the peer's memory.
             fence(Ordering::Acquire);
         }
         self.check()
     }
 
-    /// Waits until `ready`, which `peer` will make true.
-    #[inline(always)]
-    pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
-        for _ in 0..self.polls {
-            if ready() {
-                return Ok(());
-            }
-        }
-        let pending = || self.own().last_announced().expect("a rank that waits has announced why");
-        self.wait_long(&mut || Ok(ready()), &|| Peers::One([peer]), &|| Peers::One([peer]), &pending)
-    }
-
-    /// Waits until `ready`, which needs all of `awaited`; polls, yields and then sleeps, until any of `wakers` has done
-    /// something.
-    #[cold]
-    pub fn wait_long(
-        &self,
-        ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Peers,
-        awaited: &dyn Fn() -> Peers,
-        pending: &dyn Fn() -> PendingOperation,
-    ) -> Result<()> {
-        if !self.crowded {
-            for _ in 0..PAUSES {
-                std::hint::spin_loop();
-                if ready()? {
-                    return Ok(());
-                }
-            }
-        }
-        let since = Instant::now();
-        while since.elapsed() < YIELDING {
-            std::thread::yield_now();
-            if ready()? {
-                return Ok(());
-            }
-            self.check()?;
-        }
-        self.sleep_until(ready, wakers, awaited, pending, since)
-    }
-
-    fn sleep_until(
-        &self,
-        ready: &mut dyn FnMut() -> Result<bool>,
-        wakers: &dyn Fn() -> Peers,
-        awaited: &dyn Fn() -> Peers,
-        pending: &dyn Fn() -> PendingOperation,
-        mut since: Instant,
-    ) -> Result<()> {
-        let mut slice = FIRST_SLEEP;
-        let (mut logged, mut looked) = (since, since);
-        let mut liveness = Liveness::new();
-        let mut waiting = Waiting { word: &self.status(self.rank).waits_for, said: 0 };
-        loop {
-            let (wakers, peers) = (wakers(), awaited());
-            let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
-            if let Some(first) = peers.first() {
-                waiting.say(self.members[*first] as u32 + 1);
-            }
-            let left = self.deadline().saturating_sub(since.elapsed());
-            let turn = self.own().park.prepare(parks(), self.fences);
-            let outcome = ready();
-            if matches!(outcome, Ok(false)) && !self.has_failed() {
-                self.own().park.sleep(turn, slice.min(left));
-            }
-            Park::finish(parks());
-            if outcome? || ready()? {
-                return Ok(());
-            }
-            self.check()?;
-            let held_up = looked.elapsed().saturating_sub(slice);
-            if held_up > HELD_UP {
-                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
-                since += held_up;
-            }
-            looked = Instant::now();
-            if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
-                // It may have become ready while the reason was found: a peer that has left had done its part.
-                return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
-            }
-            slice = (slice * 2).min(LAST_SLEEP);
-            if logged.elapsed() > LOG_INTERVAL {
-                logged = Instant::now();
-                let (sequence, record) = pending();
-                let seen: Vec<_> =
-                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
-                tracing::warn!(
-                    rank = self.rank,
-                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
-                    since.elapsed(),
-                    seen.join(", ")
-                );
-            }
-        }
-    }
-
-    /// A reason to give up the wait, if there is one.
-    fn find_reason(
-        &self,
-        awaited: &[usize],
-        pending: &dyn Fn() -> PendingOperation,
-        since: Instant,
-        liveness: &mut Liveness,
-    ) -> Option<ChannelFailure> {
-        let (sequence, record) = pending();
-        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
-        if !is_message(&record)
-            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
-        {
-            return Some(mismatch);
-        }
-        for &rank in awaited {
-            if let Some(event) = self.gone(rank) {
-                return Some(ChannelFailure::Peer { rank, event, context: context() });
-            }
-        }
-        if let Some(rank) = liveness.look(self, awaited) {
-            return Some(ChannelFailure::Peer { rank, event: PeerEvent::Stopped, context: context() });
-        }
-        if since.elapsed() >= self.deadline() {
-            let missing = self.missing(awaited, sequence, &record);
-            return Some(ChannelFailure::Timeout { missing, context: context() });
-        }
-        None
-    }
-
-    /// Whether a rank that left will miss the common shutdown: it said so, or its process has ended.
+    /// Whether a rank that left will miss the common shutdown: it published that, or its process has ended.
     pub fn is_alone(&self, rank: usize) -> bool {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_ALONE => true,
@@ -475,7 +332,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether a peer cannot answer any more.
+    /// How a peer is gone, if it is: it left, panicked, died, or cannot be reached.
     pub fn gone(&self, rank: usize) -> Option<PeerEvent> {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_LEFT | LIFE_ALONE => Some(PeerEvent::Left),
@@ -500,14 +357,14 @@ impl Endpoint {
         })
     }
 
-    /// The error after `peer`'s history turned out to differ from this rank's: names the first call that does.
+    /// Fails the channel after `peer`'s history turned out to differ from this rank's. The error names the first call that differs.
     #[cold]
     pub fn fail_mismatch(&self, peer: usize, sequence: u64) -> Error {
         let first = sequence.saturating_sub(RECORDS as u64 - 1).max(1);
         let failure = (first..=sequence).find_map(|s| self.compare_records(peer, s));
         match failure {
             Some(failure) => self.fail(&failure),
-            // The call that differed is longer ago than calls are remembered: name the present one.
+            // The call that differed is older than all records: name the present one.
             None => {
                 let own = self.own().announced(sequence).expect("announced by this call");
                 let (low, high) = (self.rank.min(peer), self.rank.max(peer));
@@ -516,7 +373,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes this rank's proposal the decision of a round of `shrink`, unless another one is first.
+    /// Makes this rank's proposal the decision of a round of `shrink`, unless another proposal was first.
     pub fn decide_round(&self, round: u64, words: &[AtomicU64]) {
         let header = &self.channel.header().decided;
         let last = header.load(Ordering::Acquire);
@@ -532,8 +389,8 @@ impl Endpoint {
         let _ = header.compare_exchange(last, winner, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Settles whether a channel made by `shrink` counts, unless that is settled.
-    pub fn settle(&self, open: u32, outcome: u32) {
+    /// Decides whether a channel made by `shrink` counts, unless that is decided.
+    pub fn decide_outcome(&self, open: u32, outcome: u32) {
         let state = &self.channel.header().confirmed;
         if let Some(link) = &self.link {
             link.decide(Decision::Outcome(outcome), || state.load(Ordering::Acquire) != open);
@@ -542,7 +399,7 @@ impl Endpoint {
         let _ = state.compare_exchange(open, outcome, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// An error if the ranks have lost the store over which they would agree.
+    /// An error if the connection to the store is lost, over which the ranks of several hosts agree.
     pub fn check_connected(&self) -> Result<()> {
         if self.link.as_ref().is_none_or(|link| !link.has_ended()) {
             return Ok(());
@@ -568,50 +425,13 @@ impl Endpoint {
     }
 }
 
-/// Ranks that a wait is about. One rank, the usual case, needs no allocation.
-pub(crate) enum Peers {
-    One([usize; 1]),
-    Many(Vec<usize>),
-}
-
-impl std::ops::Deref for Peers {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        match self {
-            Peers::One(peer) => peer,
-            Peers::Many(peers) => peers,
-        }
-    }
-}
-
-/// Publishes which rank a thread of this rank waits for, until dropped.
-struct Waiting<'a> {
-    word: &'a AtomicU32,
-    said: u32,
-}
-
-impl Waiting<'_> {
-    fn say(&mut self, awaited: u32) {
-        self.said = awaited;
-        self.word.store(awaited, Ordering::Release);
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        // Another thread of the rank may have published another rank since.
-        let _ = self.word.compare_exchange(self.said, 0, Ordering::Release, Ordering::Relaxed);
-    }
-}
-
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if self.is_copy() {
             return;
         }
         if self.own().life.state.load(Ordering::Relaxed) == LIFE_ACTIVE {
-            // Set-up failed: the others learn it from this.
+            // Set-up failed: this tells the peers.
             self.depart(Departure::Left);
         }
         // Counts the ranks that have closed the channel: a late one still finds the state of the others.

@@ -51,7 +51,7 @@ const NO_RECORD: [u64; 3] = [0; 3];
 impl ChannelFailure {
     /// Makes this the channel's failure, if it has none yet.
     pub fn propose(&self, header: &ChannelHeader, own: &RankState, rank: usize) {
-        // The own words are unused: a rank stops after its first proposal.
+        // This rank's words are unused: a rank stops after its first proposal.
         self.write(&own.failure);
         let _ = header.failure.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
     }

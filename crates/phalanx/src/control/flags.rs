@@ -25,11 +25,11 @@ pub(crate) struct Stamped<const PAYLOAD: usize> {
 /// One line: it comes to its reader at once.
 pub(crate) type StampedLine = Stamped<LINE_PAYLOAD>;
 
-/// Two lines side by side: the second costs its reader little if it is fetched while the first is awaited (`prefetch.rs`).
+/// Two lines side by side. The second costs its reader little if it is prefetched while the first is awaited (`prefetch.rs`).
 pub(crate) type StampedPair = Stamped<PAIR_PAYLOAD>;
 
 impl<const PAYLOAD: usize> Stamped<PAYLOAD> {
-    /// As it is in a fresh region, which is all zeroes; for tests, as the other `new`s here.
+    /// The state in a new region, which is all zeroes. For tests, like the other `new`s here.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the models")]
     pub fn new() -> Stamped<PAYLOAD> {
@@ -57,7 +57,7 @@ impl<const PAYLOAD: usize> Stamped<PAYLOAD> {
         unsafe { self.fill(stamp, fill) }
     }
 
-    /// Has the payload written in its place, and writes the stamp.
+    /// Calls `fill` to write the payload in its place, and then writes the stamp.
     ///
     /// # Safety
     /// As for [`write`](Self::write); `fill` writes to the `PAYLOAD` bytes that it is given.
@@ -73,7 +73,7 @@ impl<const PAYLOAD: usize> Stamped<PAYLOAD> {
         self.stamp.load(Ordering::Acquire) == stamp
     }
 
-    /// Where the payload lies. Who may read them, and for how long, is as for [`read`](Self::read).
+    /// Address of the payload. The rules of [`read`](Self::read) say when it may be read.
     #[inline(always)]
     #[allow(dead_code, reason = "the models copy")]
     pub fn payload(&self) -> *const u8 {
@@ -168,7 +168,7 @@ impl NumberedWords {
     #[inline(always)]
     pub fn write(&self, number: u64, words: [u64; 3]) {
         self.number.store(0, Ordering::Relaxed);
-        // Who finds one of the new words finds the old number gone.
+        // A reader that finds one of the new words finds the old number gone.
         fence(Ordering::Release);
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
@@ -197,12 +197,11 @@ impl NumberedWords {
     }
 }
 
-/// Whether ranks order their own accesses with a fence, or leave it to the one who needs it.
+/// How a store is made visible before a later load of the same rank.
 ///
-/// Two patterns here need a store to be visible before a later load (Dekker's): announcing progress and
-/// then looking for sleepers; entering a gate and then looking whether it is closed. Both are on the fast
-/// path, their counterparts (going to sleep, closing) are not. Where the system offers barriers that also
-/// order *other* ranks (`membarrier`), only the slow side pays.
+/// Two patterns here need that (Dekker's): a rank announces progress and then loads the count of sleepers; a rank enters a gate and then
+/// loads whether it is closed. Both are on the fast path; their counterparts (going to sleep, closing) are not. Where the system has
+/// barriers that order *other* threads (`membarrier`), only the slow side pays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fences {
     /// A fence on either side.
@@ -231,7 +230,7 @@ impl Fences {
 /// A rank's futex, and the count of peers' threads that sleep until this rank makes progress.
 #[repr(C, align(128))]
 pub(crate) struct Park {
-    /// How many threads of others sleep until this rank announces progress.
+    /// Number of threads of other ranks that sleep until this rank announces progress.
     sleepers: AtomicU32,
     /// The futex: odd while a thread of this rank sleeps or is about to; a new number with every waking.
     turn: AtomicU32,
@@ -251,7 +250,7 @@ impl Park {
         self.turn.load(Ordering::Acquire) == turn
     }
 
-    /// After announcing progress with a store: whether somebody has to be woken.
+    /// Whether threads have to be woken. Called after the store that announces progress.
     #[inline(always)]
     pub fn has_sleepers(&self, fences: Fences) -> bool {
         fences.fast_side();
@@ -263,7 +262,7 @@ impl Park {
         self.sleepers.fetch_add(1, Ordering::Release);
     }
 
-    /// The sleeper's first half: after this, look once more at what is awaited, then [`sleep`](Self::sleep) with the answer.
+    /// First step of a sleeper. It then checks once more what it waits for, and calls [`sleep`](Self::sleep) with the result of this.
     #[must_use]
     pub fn prepare<'a>(&self, awaited: impl Iterator<Item = &'a Park>, fences: Fences) -> u32 {
         let turn = self.turn.fetch_or(1, Ordering::Relaxed) | 1;
@@ -279,7 +278,7 @@ impl Park {
         crate::os::futex_wait(&self.turn, turn, timeout);
     }
 
-    /// The sleeper's last half. The word stays odd if nobody has woken this thread: another may rely on it.
+    /// Last step of a sleeper. The futex stays odd if nobody has woken this thread: another thread may rely on that.
     pub fn finish<'a>(awaited: impl Iterator<Item = &'a Park>) {
         for peer in awaited {
             peer.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -288,9 +287,9 @@ impl Park {
 
     /// Wakes the owner's threads that sleep.
     pub fn wake(&self) {
-        // Most do not sleep: looking leaves their line where it is.
+        // Most ranks do not sleep: a load leaves the line in their cache.
         let turn = self.turn.load(Ordering::Relaxed);
-        // If it changes meanwhile, somebody else wakes those whom this waking is for.
+        // If the number has changed meanwhile, another rank wakes the same threads.
         if turn % 2 == 1
             && self
                 .turn
@@ -331,7 +330,7 @@ impl Gate {
         self.0.store(0, Ordering::Release);
     }
 
-    /// For the one who has closed: whether the owner may still be inside. Ask after a slow-side fence.
+    /// Whether the owner may still be inside. Called by a rank that has closed, after a slow-side fence.
     pub fn is_inside(&self) -> bool {
         self.0.load(Ordering::Acquire) != 0
     }

@@ -1,34 +1,38 @@
-//! The communicator in host memory that other backends use for set-up and control: small exchanges, split, grow.
+//! Host channel: the communicator of host memory that other backends use for set-up and control.
 
 use super::endpoint::Endpoint;
 use crate::contract::{Backend, BackendKind, Blocks, Call, Operation};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
-/// A communicator of host memory, as other backends use it: to exchange a few words, to split, to grow.
+/// A communicator of host memory, as other backends use it: to gather a few words, to split, to grow.
 ///
-/// The host backend implements it. Backends hold it as `dyn HostChannel`, so none depends on another.
+/// The host backend implements it. Backends hold it as `dyn HostChannel`, so that no backend depends on another.
 pub(crate) trait HostChannel: Backend {
-    /// The rank's end of the channel.
+    /// This rank's end of the channel.
     fn endpoint(&self) -> &Endpoint;
 
-    /// Gives up messages and collectives, and keeps the rank's end.
+    /// Keeps this rank's end of the channel, without messages and collectives.
     fn into_endpoint(self: Box<Self>) -> Endpoint;
 
-    /// A channel over another endpoint.
+    /// A host channel over another endpoint.
     fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel>;
 
-    /// [`Backend::split`].
+    /// [`Backend::split`] that returns host channels.
     ///
     /// # Safety
     /// As for [`Backend::split`].
-    unsafe fn part(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>>;
+    unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>>;
 
-    /// [`Backend::grow`]: all ranks and the joiners meet in a region of their own. The joiners are told the backend.
+    /// [`Backend::grow`]: all ranks and the joiners join in a new region. The joiners learn the backend.
     ///
     /// # Safety
     /// As for [`Backend::split`].
-    unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(Box<dyn HostChannel>, u64)>;
+    unsafe fn grow_channel(
+        &self,
+        joiners: usize,
+        backend: BackendKind,
+    ) -> Result<(Box<dyn HostChannel>, u64)>;
 
     /// Whether its ranks are threads of this process.
     fn is_of_threads(&self) -> bool {
@@ -40,20 +44,20 @@ pub(crate) trait HostChannel: Backend {
         self.endpoint().members()[0]
     }
 
-    /// An all_gather of a few words, as a step of `split` or of another backend's set-up.
+    /// An all_gather of a few words from each rank, as a step of `split` or of another backend's set-up.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
-    unsafe fn tell_all(&self, own: &[u64], all: &mut [u64]) -> Result<()> {
+    unsafe fn all_gather_words(&self, own: &[u64], all: &mut [u64]) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.tell_all_in(Call::empty(Operation::Split), own, all) }
+        unsafe { self.all_gather_words_in(Call::empty(Operation::Split), own, all) }
     }
 
-    /// [`tell_all`](Self::tell_all) as a step of this call.
+    /// [`all_gather_words`](Self::all_gather_words) as a step of `call`, which errors name.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
-    unsafe fn tell_all_in(&self, call: Call<'_>, own: &[u64], all: &mut [u64]) -> Result<()> {
+    unsafe fn all_gather_words_in(&self, call: Call<'_>, own: &[u64], all: &mut [u64]) -> Result<()> {
         assert_eq!(all.len(), own.len() * self.world_size(), "a block for each rank");
         let call = Call {
             dtype: DType::U64,
@@ -66,15 +70,15 @@ pub(crate) trait HostChannel: Backend {
         unsafe { self.collective(&call) }
     }
 
-    /// Gives bytes and gets everybody's, in rank order, as a step of another backend's set-up.
+    /// An all_gather of bytes, as many as each rank likes, in rank order. A step of another backend's set-up.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
-    unsafe fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    unsafe fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let ranks = self.world_size();
         let mut lens = vec![0u64; ranks];
         // SAFETY: the caller's contract.
-        unsafe { self.tell_all(&[own.len() as u64], &mut lens) }?;
+        unsafe { self.all_gather_words(&[own.len() as u64], &mut lens) }?;
         let longest = lens.iter().map(|len| *len as usize).max().unwrap_or(0);
         let mut send = own.to_vec();
         send.resize(longest, 0);

@@ -20,46 +20,47 @@ use crate::os::{LINE, Mapping};
 use crate::types::MAX_RANKS;
 use std::sync::Arc;
 
-/// Slots of a rank. With two, an operation's slot is written again two operations later, and a rank that
-/// has completed the one in between knows that every peer completed this one.
+/// Slots of a rank. With two, a slot is written again two operations later. A rank that has completed the operation in between knows that
+/// every peer has completed this one.
 pub(crate) const SLOTS: usize = 2;
 
-/// The rings of a rank: what it gives in exchange for what its peers give, what it has made of that, and what it gives to peers that give
-/// nothing.
+/// The rings of a rank. Its contributions to exchanges, in which all ranks write.
 pub(crate) const CONTRIBUTIONS: usize = 0;
+/// Its part of the results of two-phase reductions.
 pub(crate) const RESULTS: usize = 1;
+/// Its data for ranks that write nothing, as in a broadcast.
 pub(crate) const ONE_WAY: usize = 2;
 pub(crate) const RINGS: usize = 3;
 
-/// The queues of a mailbox: of the chunks in which messages come, and of those that come back empty.
+/// The queues of a mailbox: full chunks on their way to the receiver, and empty chunks on their way back.
 pub(crate) const FULL: usize = 0;
 pub(crate) const EMPTY: usize = 1;
 const QUEUES: usize = 2;
 
-/// Bytes of a queue of so many entries.
+/// Bytes of a queue of `entries` words.
 fn queue_len(entries: usize) -> usize {
     (entries * size_of::<StampedWord>()).next_multiple_of(2 * LINE)
 }
 
-/// Remembered calls of each rank.
+/// The last calls of each rank that are kept for comparison.
 pub(crate) const RECORDS: usize = 16;
 
-/// Words of a failure: see `failure.rs`.
+/// 64-bit words of a failure: see `failure.rs`.
 pub(crate) const FAILURE_WORDS: usize = 16 + MAX_RANKS / 64;
 
-/// Words of a proposal.
+/// 64-bit words of a proposal in `shrink`.
 pub(crate) const PROPOSAL_WORDS: usize = 1 + MAX_RANKS / 64;
 
-/// What the whole channel shares.
+/// The state of the whole channel.
 #[repr(C, align(128))]
 pub(crate) struct ChannelHeader {
-    /// 0, or one more than the rank whose failure counts. Set once.
+    /// One more than the rank whose failure counts, or 0 without a failure. Set once.
     pub failure: AtomicU32,
-    /// Ranks that have had the channel open and have closed it.
+    /// Number of ranks that have closed the channel.
     pub closed: AtomicU32,
-    /// Of a channel made by `shrink`: whether it counts (see `shrink.rs`).
+    /// Whether a channel made by `shrink` counts (see `shrink.rs`).
     pub confirmed: AtomicU32,
-    /// The last round of `shrink` that is decided, and by whom.
+    /// The last decided round of `shrink`, and the rank whose proposal it is.
     pub decided: AtomicU64,
 }
 
@@ -70,18 +71,18 @@ pub(crate) struct RankState {
     pub published: [Counter; RINGS],
     /// Operations completed.
     pub done_operation: Counter,
-    /// Chunks of each ring that this rank has read from everyone.
+    /// Chunks of each ring that this rank has read from all its peers.
     pub done_chunk: [Counter; RINGS],
     pub park: Park,
-    /// Inside a peer's memory: from a collective, from a message.
+    /// Set while this rank is inside a peer's memory: one for collectives, one for messages.
     pub gates: [Gate; 2],
     pub life: Life,
-    /// Its calls, as it announces them, by their number: for comparison and for error messages.
+    /// The last calls, by their numbers, for comparison and error messages.
     pub records: [NumberedWords; RECORDS],
-    /// Messages, as far as errors tell of them: the last and the one before.
+    /// The last two messages, for error messages.
     pub messages: [NumberedWords; 2],
     pub failure: [AtomicU64; FAILURE_WORDS],
-    /// Of a control channel: the peers to which, and from which, this rank is about to move messages.
+    /// The peers to which this rank is about to send messages, and those from which it is about to receive. For control channels.
     pub greetings: [RankSet; 2],
     pub shrink: ShrinkWords,
 }
@@ -93,12 +94,12 @@ impl RankState {
     }
 }
 
-/// A set of ranks that only grows, and has one writer.
+/// A set of ranks with one writer. Ranks are added and never removed.
 #[repr(C)]
 pub(crate) struct RankSet([AtomicU64; MAX_RANKS / 64]);
 
 impl RankSet {
-    /// False if it was there.
+    /// Adds a rank; false if it was in the set.
     pub fn add(&self, rank: usize) -> bool {
         let (word, bit) = (&self.0[rank / 64], 1 << (rank % 64));
         let before = word.load(Ordering::Relaxed);
@@ -114,10 +115,9 @@ impl RankSet {
 /// One rank's part in a shrink: see `shrink.rs`.
 #[repr(C, align(128))]
 pub(crate) struct ShrinkWords {
-    /// The round this rank has come to.
+    /// The round that this rank has joined.
     pub joined: AtomicU64,
-    /// What it proposed in the last round with an even and with an odd number: the new channel's id, and the set
-    /// of its ranks.
+    /// Its proposals in the last even and the last odd round: the new channel's id, and the set of its ranks.
     pub proposals: [[AtomicU64; PROPOSAL_WORDS]; 2],
 }
 
@@ -127,16 +127,16 @@ pub(crate) struct Life {
     /// One of the `LIFE_` values.
     pub state: AtomicU32,
     pub pid: AtomicU32,
-    pub fetching: FetchWords,
+    pub kernel_copy: KernelCopyWords,
 }
 
-/// Whether processes can read each other's private memory: see `fetch.rs`.
+/// Whether processes can read each other's private memory: see `endpoint/kernel_copy.rs`.
 #[repr(C)]
-pub(crate) struct FetchWords {
-    /// A number that no other process has, and its address. Peers try to read it.
+pub(crate) struct KernelCopyWords {
+    /// A random number of this process, and its address. Peers try to read it.
     pub mark: AtomicU64,
     pub mark_at: AtomicU64,
-    /// 1 if this rank could read those of all its peers.
+    /// 1 if this rank could read the marks of all its peers.
     pub reads_all: AtomicU32,
 }
 
@@ -146,7 +146,7 @@ pub(crate) const LIFE_PANICKED: u32 = 3;
 /// Left without taking part in the common shutdown.
 pub(crate) const LIFE_ALONE: u32 = 4;
 
-/// One rank's part of one small operation: the lines that open it, and where its data goes.
+/// One rank's slot for one operation: its opening, and room for short data.
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     pub opening: StampedPair,
@@ -154,21 +154,21 @@ pub(crate) struct Slot {
     bytes: Bytes,
 }
 
-/// Plain memory between its writer and its readers, which know from a stamp when they may touch it.
+/// Plain memory without a protocol of its own: stamps elsewhere say when its writer and its readers may touch it.
 #[repr(C, align(64))]
 struct Bytes(crate::os::sync::UnsafeCell<[u8; SLOT_BYTES]>);
 
 /// One direction between two ranks.
 #[repr(C, align(128))]
 pub(crate) struct Mailbox {
-    /// Messages the receiver has taken. Written by the receiver.
+    /// Number of messages that the receiver has taken. Written by the receiver.
     pub taken_messages: Counter,
     /// The messages' openings.
     slots: [StampedPair; MAIL_SLOTS],
 }
 
 impl Mailbox {
-    /// Where the message after so many is opened.
+    /// The slot of message number `messages`, from 0.
     #[inline(always)]
     pub fn slot(&self, messages: u64) -> &StampedPair {
         &self.slots[messages as usize % MAIL_SLOTS]
@@ -182,10 +182,10 @@ pub(crate) struct Layout {
     /// Chunks of each ring of a rank, and the bytes of each.
     pub ring_chunks: [usize; RINGS],
     pub chunk: [usize; RINGS],
-    /// From a chunk to the next.
+    /// Bytes from one chunk to the next.
     stride: [usize; RINGS],
-    /// Chunks for the messages of a pair of ranks, those of both directions together, and the bytes of each; it is filled in pieces of so
-    /// many, at least.
+    /// Chunks for the messages of a pair of ranks, both directions together; bytes of each; and bytes of the shortest piece in which a chunk
+    /// is filled.
     pub mail_chunks: usize,
     pub mail_chunk: usize,
     pub mail_piece: usize,
@@ -199,14 +199,14 @@ pub(crate) struct Layout {
     total: usize,
 }
 
-/// Whose memory, and which place in it, holds what `writer` gives to `reader` alone when it comes to it for the `lap`th time: where it has
-/// got something from that one the time before.
+/// The owner of the memory, and the place in it, where `writer` puts its data for `reader` alone. A lap is one turn through all
+/// chunks or slots. In odd laps the place is where `reader` put its data for `writer` in the lap before (buffer swapping).
 #[inline(always)]
 fn swapped(writer: usize, reader: usize, lap: usize) -> (usize, usize) {
     if lap % 2 == 1 { (reader, writer) } else { (writer, reader) }
 }
 
-/// Offsets of parts that are not of the same kind keep to pages.
+/// Parts of different kinds begin at multiples of this.
 const PAGE: usize = 4096;
 
 impl Layout {
@@ -258,7 +258,7 @@ impl Layout {
         }
     }
 
-    /// Whose memory a rank writes to when it comes to it for the `lap`th time, from 0.
+    /// The rank whose memory `rank` writes to in a lap, from 0: in odd laps its neighbour's (buffer swapping).
     #[inline(always)]
     fn owner(&self, rank: usize, lap: usize) -> usize {
         let neighbour = rank ^ 1;
@@ -279,15 +279,15 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// # Safety
-    /// The mapping starts with a channel of this layout: fresh zeroes, or memory that other ranks use as
-    /// one. All parts are valid when zero.
+    /// The mapping starts with a channel of this layout: zeroes, or memory that other ranks use as such a channel. All parts are valid when
+    /// zero.
     pub unsafe fn new(layout: Layout, memory: Arc<Mapping>) -> Channel {
         assert!(memory.len() >= layout.total, "a channel needs {} bytes", layout.total);
         assert_eq!(memory.as_ptr() as usize % PAGE, 0, "a channel starts at a page");
         Channel { layout, memory }
     }
 
-    /// The same channel once more.
+    /// A second handle of the same channel.
     pub fn alias(&self) -> Channel {
         Channel { layout: self.layout, memory: self.memory.clone() }
     }
@@ -323,15 +323,15 @@ impl Channel {
         unsafe { self.at(self.layout.slots + index * size_of::<Slot>()) }
     }
 
-    /// Address of the plain bytes that `writer` gives to all in an operation. The slot's opening and
-    /// `done_operation` say when they may be touched.
+    /// Address of the plain bytes in a slot that `writer` fills for all its readers. The slot's opening says when readers may touch them, and
+    /// the readers' `done_operation` when the writer may.
     #[inline(always)]
     pub fn slot_bytes(&self, writer: usize, sequence: u64) -> *mut u8 {
         let owner = self.layout.owner(writer, sequence as usize / SLOTS);
         self.bytes_of(owner, sequence)
     }
 
-    /// Address of a piece of them, of so many bytes: what `writer` gives to `reader` alone.
+    /// Address of the piece of these bytes, `bytes` long, that `writer` fills for `reader` alone.
     #[inline(always)]
     pub fn slot_piece(&self, writer: usize, reader: usize, sequence: u64, bytes: usize) -> *mut u8 {
         debug_assert!(self.layout.ranks * bytes <= SLOT_BYTES);
@@ -344,14 +344,15 @@ impl Channel {
         self.slot(owner, sequence).bytes.0.with_mut(|bytes| bytes.cast())
     }
 
-    /// Address of a chunk that `writer` gives to all. `published` and `done_chunk` say when it may be touched.
+    /// Address of a chunk that `writer` fills for all its readers. Its `published` says when readers may touch it, and their `done_chunk` when
+    /// the writer may.
     #[inline(always)]
     pub fn ring_chunk(&self, writer: usize, ring: usize, number: u64) -> *mut u8 {
         let owner = self.layout.owner(writer, self.lap(ring, number));
         self.chunk_of(owner, ring, number)
     }
 
-    /// Address of a piece of a chunk, of so many bytes: what `writer` gives to `reader` alone. It changes hands between these two.
+    /// Address of the piece of a chunk, `bytes` long, that `writer` fills for `reader` alone. The two swap pieces after each lap.
     #[inline(always)]
     pub fn ring_piece(
         &self,
@@ -366,7 +367,7 @@ impl Channel {
         self.chunk_of(owner, ring, number).wrapping_add(place * bytes)
     }
 
-    /// How often a ring has changed hands before its chunk of this number: in an exchange, whenever all chunks were used.
+    /// How often all chunks of a ring were used before chunk `number`. Rings with one writer are not swapped: always 0.
     #[inline(always)]
     fn lap(&self, ring: usize, number: u64) -> usize {
         if ring == ONE_WAY { 0 } else { number as usize / self.layout.ring_chunks[ring] }
@@ -401,7 +402,8 @@ impl Channel {
         unsafe { self.at(mail_words + queue * queue_len(mail_pieces) + place) }
     }
 
-    /// Address of one of the chunks that two ranks share. It is the one's or the other's: see `message.rs`.
+    /// Address of one of the chunks that two ranks share for messages. Each chunk is in the hands of one of them: see `chunks.rs` of the host
+    /// backend.
     #[inline(always)]
     pub fn mail_chunk(&self, one: usize, other: usize, chunk: u16) -> *mut u8 {
         debug_assert!(one < self.layout.ranks && other < self.layout.ranks);

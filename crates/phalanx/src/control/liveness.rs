@@ -31,8 +31,8 @@ impl Liveness {
         Liveness { last_look: Instant::now(), stopped: None }
     }
 
-    /// The blocking rank, if it has been stopped longer than allowed. Warns of one that is stopped.
-    pub fn look(&mut self, endpoint: &Endpoint, awaited: &[usize]) -> Option<usize> {
+    /// The rank that blocks `awaited`, if it has been stopped longer than allowed. Logs a warning before.
+    pub fn find_stopped(&mut self, endpoint: &Endpoint, awaited: &[usize]) -> Option<usize> {
         if !endpoint.world.is_processes() || self.last_look.elapsed() < INTERVAL {
             return None;
         }

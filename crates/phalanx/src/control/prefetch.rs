@@ -3,7 +3,7 @@
 use super::flags::StampedPair;
 use crate::os::{LINE, prefetch};
 
-/// Has the second line of a pair fetched: who polls the first is not sent it for that.
+/// Prefetches the second line of a pair. Polling the first line does not bring the second.
 #[inline(always)]
 pub(crate) fn second_of(pair: &StampedPair) {
     prefetch(second_line(pair));

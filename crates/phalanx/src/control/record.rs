@@ -7,7 +7,7 @@ use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use std::fmt;
 
-/// What all ranks must agree on about an operation.
+/// A call in the form that ranks compare: all ranks of an operation must have equal records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     pub operation: Operation,
@@ -18,8 +18,7 @@ pub(crate) struct Record {
     pub root: u32,
     /// Elements of a block; the sum over all blocks if they differ.
     pub count: u64,
-    /// Hash of the list of block lengths if they differ, else 0. Of a message: its tag. Of a block of an
-    /// all_to_all_v: which way it goes.
+    /// Hash of the list of block lengths if they differ, else 0. For a message, its tag; for a block of an all_to_all_v, its direction.
     pub counts: u64,
 }
 
@@ -92,7 +91,7 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.operation.name())?;
         if self.operation == Operation::Grow {
-            // Its place is where others have the root.
+            // The number of joiners is in the place of the root.
             return write!(f, "(by {})", self.root);
         }
         if self.operation == Operation::DeviceComm {

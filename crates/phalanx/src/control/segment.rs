@@ -35,28 +35,28 @@ pub(crate) struct Location {
     pub offset: u64,
 }
 
-/// Peers cannot reach it.
+/// Peers cannot reach the buffer.
 pub(crate) const PRIVATE: SegmentId = 0;
 /// All ranks share one address space.
 pub(crate) const SAME_MEMORY: SegmentId = u64::MAX;
-/// It is the private memory of a process; peers can have the kernel copy it.
+/// The buffer is private memory of a process, which the kernel can copy to peers.
 pub(crate) const OTHER_PROCESS: SegmentId = u64::MAX - 1;
 
 impl Location {
     pub const NOWHERE: Location = Location { segment: PRIVATE, offset: 0 };
 
-    /// Memory of this process that the kernel copies for peers.
-    pub fn to_fetch(start: *const u8) -> Location {
+    /// Private memory of this process, which the kernel copies to peers.
+    pub fn kernel_copied(start: *const u8) -> Location {
         Location { segment: OTHER_PROCESS, offset: start as u64 }
     }
 
-    pub fn is_to_fetch(self) -> bool {
+    pub fn is_kernel_copied(self) -> bool {
         self.segment == OTHER_PROCESS
     }
 
     /// Whether peers can read it where it lies.
     pub fn is_readable(self) -> bool {
-        self.segment != PRIVATE && !self.is_to_fetch()
+        self.segment != PRIVATE && !self.is_kernel_copied()
     }
 }
 
@@ -73,7 +73,7 @@ impl Mapped {
     pub const NONE: Mapped = Mapped { id: PRIVATE, start: std::ptr::null(), len: 0 };
 }
 
-// SAFETY: an address and no more; who reads there says why that may be read.
+// SAFETY: only an address; each read of it has a reason of its own.
 unsafe impl Send for Mapped {}
 
 /// The place and length of a segment of the file.
@@ -91,7 +91,7 @@ impl ProcessWorld {
             ));
         }
         let len = (len as u64).max(GRAIN).next_power_of_two();
-        // Checked first: offsets are given out once.
+        // Checked before an offset is taken: offsets are used once.
         self.file.check_limit(self.next().load(Ordering::Relaxed) + len)?;
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         let mapped = self.file.extend_to(offset + len).and_then(|()| self.file.map(offset, len as usize));

@@ -18,7 +18,7 @@ use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// In the place of a round: this rank could not go on.
+/// Published in place of a round by a rank whose shrink has failed.
 const WITHDRAWN: u64 = u64::MAX;
 
 /// States of a new channel.
@@ -49,14 +49,14 @@ impl Endpoint {
                 Ok(None) => {}
                 Err(error) => {
                     joined.store(WITHDRAWN, Ordering::Release);
-                    self.tell();
+                    self.publish();
                     return Err(error);
                 }
             }
         }
     }
 
-    /// `None` if a rank of the new channel was lost before all had come.
+    /// One round; `None` if a rank of the new channel was lost before all had opened it.
     fn shrink_round(&self, round: u64) -> Result<Option<Endpoint>> {
         let endpoint = self;
         let own = endpoint.rank;
@@ -73,7 +73,7 @@ impl Endpoint {
             Some(made) => made,
             None => match NewChannel::open(&endpoint.world, decision.channel) {
                 Ok(channel) => channel,
-                // Its maker has given it up, since this rank took so long.
+                // Its creator has closed it, since this rank was late.
                 Err(_) if decided(endpoint) > round => return Err(Error::LeftBehind { rank: own }),
                 Err(error) => return Err(error),
             },
@@ -98,7 +98,7 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         return Err(Error::LeftBehind { rank: endpoint.rank });
     }
     endpoint.own().shrink.joined.store(round, Ordering::Release);
-    endpoint.tell();
+    endpoint.publish();
     let has_joined =
         |rank: usize| endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire) == round;
     let is_gone = |rank: usize| {
@@ -112,11 +112,11 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
         if decided(endpoint) >= round {
             return Ok(None);
         }
-        // One look at each, so that a rank that joins just now is counted.
+        // Each rank is read once: one that joins just now is either there or missing.
         let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
         let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
         let late = since.elapsed() >= endpoint.deadline();
-        // At the deadline everybody proposes: the first may be stopped.
+        // At the deadline every rank proposes, since the first may be stopped.
         if late || (missing.is_empty() && there.first() == Some(&endpoint.rank)) {
             if !missing.is_empty() {
                 fail_missing(endpoint, &missing, round, since.elapsed());
@@ -137,7 +137,7 @@ fn fail_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Dura
 }
 
 fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
-    // The words of the round before last: whoever still reads them sees that they are outdated.
+    // These words held the round before last: a rank that still reads them sees that they are outdated.
     let words = &endpoint.own().shrink.proposals[round as usize % 2];
     words[0].store(channel, Ordering::Relaxed);
     for (block, word) in words[1..].iter().enumerate() {
@@ -147,7 +147,7 @@ fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
     endpoint.decide_round(round, words);
 }
 
-/// What a round has decided, unless a later one is decided already.
+/// The decision of a round, unless a later round is decided already.
 fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
     let header = &endpoint.channel.header().decided;
     let last = header.load(Ordering::Acquire);
@@ -162,10 +162,10 @@ fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
     (header.load(Ordering::Acquire) == last).then_some(decision)
 }
 
-/// Waits until the new channel counts or does not: the same answer for all of its ranks.
+/// Waits until it is decided whether the new channel counts. The answer is the same on all its ranks.
 fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
     let state = &new.channel.header().confirmed;
-    let settle = |outcome| new.settle(OPEN, outcome);
+    let decide = |outcome| new.decide_outcome(OPEN, outcome);
     let life = |rank: usize| new.channel.state(rank).life.state.load(Ordering::Acquire);
     let since = Instant::now();
     loop {
@@ -176,11 +176,11 @@ fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
         }
         let mut absent = new.peers().filter(|rank| life(*rank) == 0).peekable();
         let late = since.elapsed() >= new.deadline() || decided(old) > round;
-        // An outcome that somebody else was first to settle is what the next look finds.
+        // If another rank was first, the next turn of the loop finds its outcome.
         if absent.peek().is_none() {
-            settle(CONFIRMED);
+            decide(CONFIRMED);
         } else if late || absent.any(|rank| new.gone(rank).is_some()) {
-            settle(DISCARDED);
+            decide(DISCARDED);
         } else {
             pause(since);
         }

@@ -1,5 +1,5 @@
-//! Tunables of the shared memory of a channel, in bytes unless they say otherwise. They are measured as those of `backend/host/tunables.rs`,
-//! and the same in every process of a job.
+//! Tunables of the shared memory of a channel, in bytes unless they say otherwise. They are the same in every process of
+//! a job. What is known of how they were chosen is said in `backend/host/tunables.rs`.
 
 /// Stamped lines of a slot behind its opening.
 pub(crate) const SLOT_LINES: usize = 144;
@@ -46,3 +46,6 @@ pub(crate) const MAIL_CHUNK: usize = 128 << 10;
 
 /// Message slots of a mailbox: a sender that has filled them looks how many are free, which takes that counter away from the receiver.
 pub(crate) const MAIL_SLOTS: usize = 16;
+
+/// Bytes that the kernel copies between two checks whether a peer has failed.
+pub(crate) const KERNEL_COPY_STEP: usize = 1 << 20;

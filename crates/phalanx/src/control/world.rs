@@ -15,12 +15,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The ranks of one region.
+/// All ranks that share one region, and the memory they share.
 pub(crate) struct World {
     pub(crate) kind: Kind,
-    /// Cores that the ranks have between them.
+    /// Cores that the ranks have together.
     pub(crate) cores: usize,
-    /// How long a peer may be stopped before it counts as gone; if not set, until the deadline.
+    /// How long a peer may be stopped before it counts as gone.
     pub(crate) stopped_timeout: Duration,
 }
 
@@ -35,9 +35,9 @@ pub(crate) enum Kind {
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct RankStatus {
-    /// One more than the world rank it has been waiting for, 0 when it is not waiting.
+    /// One more than the world rank that this rank waits for, or 0 if it does not wait.
     pub waits_for: AtomicU32,
-    /// Its process.
+    /// The id of its process.
     pub pid: AtomicU32,
 }
 
@@ -95,7 +95,7 @@ impl World {
     ) -> Result<(World, Segment)> {
         let relay = Relay::new(store, rank, topology)?;
         let segment = relay.first_segment(first)?;
-        // Waits over the network are long: ranks need no core meanwhile.
+        // Waits over the network are long: ranks yield their cores at once.
         Ok((World { kind: Kind::Hosts(relay), cores: 0, stopped_timeout: STOPPED }, segment))
     }
 

@@ -2,7 +2,6 @@
 
 use crate::api::comm::{Comm, View};
 use crate::api::group::{CommGroup, Group};
-use crate::backend::nccl::operation::BufferSizes;
 use crate::backend::nccl::{HeldGraph, NcclComm, check_on_device};
 use crate::contract::{Blocks, Call, Direction};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
@@ -158,10 +157,7 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
     if !nccl.is_of_threads() {
         return Ok(());
     }
-    let sizes = |call: &Call<'_>| {
-        let BufferSizes { send, recv } = BufferSizes::of(call, comm.rank(), comm.world_size());
-        [send, recv]
-    };
+    let sizes = |call: &Call<'_>| call.flow().used(comm.rank(), comm.world_size());
     let mut bytes = 0;
     let mut count = |len: usize| bytes += len.max(1).next_multiple_of(ALIGNMENT);
     group.calls().flat_map(sizes).for_each(&mut count);

@@ -90,5 +90,5 @@ pub(crate) unsafe fn host_channel(backend: &dyn Backend) -> Result<Option<Box<dy
     }
     let Some(host) = (backend as &dyn std::any::Any).downcast_ref::<HostComm>() else { return Ok(None) };
     // SAFETY: the caller's contract.
-    unsafe { host.part(Some(0), backend.rank() as i64) }
+    unsafe { host.split_channel(Some(0), backend.rank() as i64) }
 }

@@ -89,7 +89,7 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
         hosted = Some(server);
     }
     // SAFETY: this thread alone has the channel.
-    announcement = unsafe { host.tell_bytes(&announcement) }?.swap_remove(0);
+    announcement = unsafe { host.all_gather_bytes(&announcement) }?.swap_remove(0);
     host.depart(Departure::Left);
     let text = String::from_utf8_lossy(&announcement);
     let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();

@@ -41,6 +41,6 @@ pub(crate) fn begin() -> Result<()> {
 /// A posted message and its record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Posted {
-    pub ticket: OperationId,
+    pub id: OperationId,
     pub record: RecordId,
 }

@@ -3,7 +3,7 @@
 use super::stream_sync::Events;
 use super::{RawCommunicator, check_len, check_root};
 use crate::api::comm::Comm;
-use crate::contract::{Backend, Blocks, Call, Direction, Operation, StreamSyncOps, Transfer};
+use crate::contract::{Backend, Blocks, Call, Direction, Flow, Operation, StreamSyncOps, Transfer};
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UsageError};
@@ -62,24 +62,21 @@ impl Portable {
     ///
     /// # Safety
     /// As for the trait: the buffers of the call are valid.
-    unsafe fn collective(&self, call: Call<'_>, blocks: usize) -> Result<()> {
-        let operation = call.operation.name();
+    unsafe fn collective(&self, call: Call<'_>) -> Result<()> {
+        let (operation, flow) = (call.operation.name(), call.flow());
         let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
+        let blocks = if flow.scattered || flow.gathered { self.world_size } else { 1 };
         check_len(operation, count, blocks, call.dtype)?;
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;
         }
-        let is_root = self.rank == call.root;
-        let sends = is_root || call.operation != Operation::Scatter;
-        let receives = is_root || call.operation != Operation::Gather;
-        for (buffer, pointer, used) in
-            [("send", call.send, sends), ("recv", call.recv.cast_const(), receives)]
-        {
-            if used && pointer.is_null() && count > 0 {
+        let buffers = [("send", call.send, flow.writers), ("recv", call.recv.cast_const(), flow.readers)];
+        for (buffer, pointer, users) in buffers {
+            if users.includes(self.rank) && pointer.is_null() && count > 0 {
                 return Err(UsageError::NullPointer { operation, buffer, count }.into());
             }
         }
-        self.check_overlap(&call, count * call.dtype.size())?;
+        self.check_overlap(&call, &flow)?;
         let inner = lock(&self.inner);
         let space = inner.space();
         let call = Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call };
@@ -89,22 +86,20 @@ impl Portable {
     }
 
     /// An error for a send and a recv buffer that overlap in another way than in place.
-    fn check_overlap(&self, call: &Call<'_>, block: usize) -> Result<()> {
-        const IN_PLACE: &str = "in place, the rank's own block is at its place in the larger buffer";
-        use Operation::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+    fn check_overlap(&self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let (rank, ranks) = (self.rank, self.world_size);
+        if !flow.writers.includes(rank) || !flow.readers.includes(rank) {
+            return Ok(());
+        }
         let (send, recv) = (call.send as u64, call.recv as u64);
-        let own = (self.rank * block) as u64;
-        let (blocks, is_in_place, rule) = match call.operation {
-            Gather | Scatter if self.rank != call.root => return Ok(()),
-            AllGather | Gather => ([1, self.world_size], recv.checked_add(own) == Some(send), IN_PLACE),
-            ReduceScatter | Scatter => ([self.world_size, 1], send.checked_add(own) == Some(recv), IN_PLACE),
-            AllToAll => ([self.world_size; 2], send == recv, "in place, both are the same"),
-            _ => return Ok(()),
+        let rule = match (flow.scattered, flow.gathered) {
+            (true, true) => "in place, both are the same",
+            _ => "in place, the rank's own block is at its place in the larger buffer",
         };
-        let [send_bytes, recv_bytes] = blocks.map(|blocks| blocks * block);
+        let (send_bytes, recv_bytes) = (flow.send_len(rank, ranks), flow.recv_len(rank, ranks));
         let apart =
             send.saturating_add(send_bytes as u64) <= recv || recv.saturating_add(recv_bytes as u64) <= send;
-        if apart || is_in_place {
+        if apart || flow.is_in_place(call.send, call.recv, rank) {
             return Ok(());
         }
         let operation = call.operation.name();
@@ -157,8 +152,7 @@ impl Portable {
             let taken: Vec<Posted> = inner.pending.drain(..count).collect();
             inner.is_waiting = true;
             drop(inner);
-            let waited: Vec<_> =
-                taken.iter().map(|posted| self.backend.wait(posted.ticket, &|| ())).collect();
+            let waited: Vec<_> = taken.iter().map(|posted| self.backend.wait(posted.id, &|| ())).collect();
             inner = lock(&self.inner);
             inner.is_waiting = false;
             inner.settled += count;
@@ -246,20 +240,20 @@ impl RawCommunicator for Portable {
     unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
         let call = Call { reduction: op.into(), ..simple(Operation::AllReduce, ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, 1) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()> {
         let call = Call { root, ..simple(Operation::Broadcast, ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, 1) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, ..simple(Operation::AllGather, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, self.world_size) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn reduce_scatter(
@@ -273,7 +267,7 @@ impl RawCommunicator for Portable {
         let (recv, reduction) = (recv_ptr as *mut u8, op.into());
         let call = Call { recv, reduction, ..simple(Operation::ReduceScatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, self.world_size) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()> {
@@ -313,14 +307,14 @@ impl RawCommunicator for Portable {
         let reduction = op.into();
         let call = Call { reduction, root, ..simple(Operation::Reduce, ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, 1) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn all_to_all(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, ..simple(Operation::AllToAll, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, self.world_size) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn gather(
@@ -334,7 +328,7 @@ impl RawCommunicator for Portable {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, root, ..simple(Operation::Gather, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, self.world_size) }
+        unsafe { self.collective(call) }
     }
 
     unsafe fn scatter(
@@ -348,6 +342,6 @@ impl RawCommunicator for Portable {
         let recv = recv_ptr as *mut u8;
         let call = Call { recv, root, ..simple(Operation::Scatter, send_ptr, count, dtype) };
         // SAFETY: the caller's contract.
-        unsafe { self.collective(call, self.world_size) }
+        unsafe { self.collective(call) }
     }
 }

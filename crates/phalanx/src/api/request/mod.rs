@@ -93,7 +93,7 @@ impl<B> Request<B> {
             Work::Messages(messages) => {
                 for message in &mut messages.under_way {
                     let Some(posted) = *message else { continue };
-                    match self.requests.backend.test(posted.ticket) {
+                    match self.requests.backend.test(posted.id) {
                         Ok(false) => {}
                         result => {
                             *message = None;

@@ -64,7 +64,7 @@ impl Moving {
 
     /// Tests messages whose request was dropped, and ends the complete ones.
     pub fn settle_dropped(&self, backend: &dyn Backend) {
-        lock(&self.dropped).retain(|posted| match backend.test(posted.ticket) {
+        lock(&self.dropped).retain(|posted| match backend.test(posted.id) {
             Ok(false) => true,
             result => {
                 // No request is left to report it.

@@ -206,7 +206,7 @@ impl Requests {
     /// Waits for all messages, even if some fail; answers the first error.
     pub(super) fn wait_for_messages(&self, Messages { under_way, outcome }: Messages) -> Result<()> {
         under_way.into_iter().flatten().fold(outcome, |outcome, posted| {
-            let waited = self.backend.wait(posted.ticket, &|| ());
+            let waited = self.backend.wait(posted.id, &|| ());
             outcome.and(self.moving.request_ended(posted.record, waited))
         })
     }

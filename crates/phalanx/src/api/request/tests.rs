@@ -30,11 +30,11 @@ impl Backend for Panicking {
         // SAFETY: the caller's contract.
         unsafe { self.0.post(transfer) }
     }
-    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        self.0.wait(ticket, meanwhile)
+    fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        self.0.wait(id, meanwhile)
     }
-    fn test(&self, ticket: OperationId) -> Result<bool> {
-        self.0.test(ticket)
+    fn test(&self, id: OperationId) -> Result<bool> {
+        self.0.test(id)
     }
     fn progress(&self) -> Result<bool> {
         self.0.progress()

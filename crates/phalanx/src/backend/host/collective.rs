@@ -18,14 +18,14 @@ mod kernel_copy;
 mod pairwise;
 mod push;
 mod slots;
-mod trial;
+pub(crate) mod trial;
 mod two_phase;
 
 use super::choose::{Algorithm, Bulk, Topology, choose};
 use super::exchange::Copies;
 use super::grid::Grid;
 use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
-use crate::contract::{Call, Flow, OperationId, Who};
+use crate::contract::{Call, Flow, Operation, OperationId, Who};
 use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{RINGS, SLOTS};
@@ -77,7 +77,7 @@ pub(crate) struct State {
     /// Where the chunks of exchanges in pairs lie.
     places: [Place; MOST_CHUNKS],
     /// Trial of kernel copy for long all_to_alls between processes.
-    fetches: AlgorithmTrial,
+    kernel_copies: AlgorithmTrial,
     /// Trial of stores past the caches, for pushes.
     pushes: AlgorithmTrial,
     /// This rank's place, if short all_reduces go in a grid.
@@ -90,7 +90,7 @@ pub(crate) struct State {
     /// Where `send` and `recv` of each peer lay, when they were last read there.
     mapped: Vec<[Mapped; 2]>,
     /// Messages of an all_to_all_v.
-    pub tickets: Vec<OperationId>,
+    pub message_ids: Vec<OperationId>,
     /// Copies of the blocks that an all_to_all_v sends in place.
     pub copies: Copies,
 }
@@ -127,7 +127,7 @@ impl State {
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
             places: [Place::default(); MOST_CHUNKS],
-            fetches: kernel_copy::trial(),
+            kernel_copies: kernel_copy::trial(),
             pushes: push::trial(),
             grid: Topology::of(endpoint).has_grid().then(|| Grid::new(endpoint.rank, ranks)),
             scratch: vec![0; ranks * LINES_BYTES],
@@ -135,27 +135,21 @@ impl State {
             targets: Vec::with_capacity(ranks),
             factors: Vec::with_capacity(ranks),
             mapped: vec![[Mapped::NONE; 2]; ranks],
-            tickets: Vec::with_capacity(2 * ranks),
+            message_ids: Vec::with_capacity(2 * ranks),
             copies: Copies::default(),
         }
     }
 
-    /// Whether blocks of about this length were fetched already.
+    /// Trial of kernel copy.
     #[cfg(all(test, target_os = "linux"))]
-    pub fn has_fetched(&self, block: usize) -> bool {
-        self.fetches.has_tried_other(block)
+    pub(crate) fn kernel_copies(&mut self) -> &mut AlgorithmTrial {
+        &mut self.kernel_copies
     }
 
-    /// Whether all_reduces of about this length were stored past the caches.
+    /// Trial of stores past the caches.
     #[cfg(all(test, target_os = "linux"))]
-    pub fn has_pushed_past(&self, bytes: usize) -> bool {
-        self.pushes.has_tried_other(bytes)
-    }
-
-    /// Whether this rank, if it is rank 0, has chosen the region for blocks of this length, and whether it offers none any more.
-    #[cfg(all(test, target_os = "linux"))]
-    pub(crate) fn way_of(&self, block: usize) -> (bool, bool) {
-        (kernel_copy::word(self.fetches.next(block)) == kernel_copy::TO_PASS, self.fetches.is_settled(block))
+    pub(crate) fn pushes(&mut self) -> &mut AlgorithmTrial {
+        &mut self.pushes
     }
 
     /// Number of the last collective.
@@ -185,7 +179,11 @@ impl<'a> Collective<'a> {
         endpoint.check()?;
         let mut this = Collective { endpoint, state, begun };
         this.begin(&Record::of(call));
-        let flow = call.flow();
+        let mut flow = call.flow();
+        if call.operation == Operation::AllToAllV {
+            // Its data goes as messages (`exchange.rs`).
+            flow = flow.without_data();
+        }
         // SAFETY: the caller's contract.
         unsafe {
             match choose(call, &flow, this.topology()) {
@@ -342,9 +340,9 @@ impl<'a> Collective<'a> {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
                 if !send.is_readable()
                     && matches!(bulk, Bulk::AllToAll { kernel_copy: true, .. })
-                    && !self.state.fetches.is_settled(flow.longest())
+                    && !self.state.kernel_copies.keeps_usual()
                 {
-                    send = self.offer(call.send, flow);
+                    send = self.kernel_copy_source(call.send, flow);
                 }
             }
             let mut recv = Location::NOWHERE;
@@ -357,7 +355,7 @@ impl<'a> Collective<'a> {
                     }
                 }
                 Bulk::AllToAll { kernel_copy: true, .. } => {
-                    word = kernel_copy::word(self.state.fetches.next(flow.longest()));
+                    word = kernel_copy::word(self.state.kernel_copies.next());
                 }
                 Bulk::AllToAll { .. } | Bulk::Other => {}
             }
@@ -399,7 +397,7 @@ impl<'a> Collective<'a> {
                     self.two_phases(call, flow, send)?;
                 }
                 Bulk::AllToAll { kernel_copy: true, pairwise } => {
-                    self.fetch_or_pass(call, flow, pairwise, send)?
+                    self.by_kernel_copy_or_region(call, flow, pairwise, send)?
                 }
                 Bulk::AllToAll { pairwise, .. } => self.pass(call, flow, pairwise, send)?,
                 Bulk::AllReduce { .. } | Bulk::Other => self.one_phase(call, flow, send)?,

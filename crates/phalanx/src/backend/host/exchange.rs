@@ -58,7 +58,7 @@ impl HostComm {
     }
 
     /// # Safety
-    /// As for [`all_to_all_v`](HostComm::all_to_all_v); until the tickets are settled.
+    /// As for [`all_to_all_v`](HostComm::all_to_all_v); until the messages are complete.
     unsafe fn exchange_apart(&self, call: &Call<'_>, state: &mut State) -> Result<()> {
         let size = call.dtype.size();
         // SAFETY: the blocks lie in `send`.
@@ -77,7 +77,7 @@ impl HostComm {
     }
 
     /// # Safety
-    /// As for [`all_to_all_v`](HostComm::all_to_all_v), for one buffer; until the tickets are settled.
+    /// As for [`all_to_all_v`](HostComm::all_to_all_v), for one buffer; until the messages are complete.
     unsafe fn exchange_in_place(&self, call: &Call<'_>, state: &mut State) -> Result<()> {
         let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, call.dtype.size());
         let all = call.blocks.offset(ranks) * size;
@@ -110,7 +110,7 @@ impl HostComm {
     /// Posts what goes to a peer, from `block`, and what comes from it.
     ///
     /// # Safety
-    /// The block can be read and its place in `recv` written until the tickets are settled.
+    /// The block can be read and its place in `recv` written until the messages are complete.
     unsafe fn exchange(
         &self,
         call: &Call<'_>,
@@ -128,16 +128,16 @@ impl HostComm {
         ] {
             let transfer = Transfer::host(direction, peer, tag, call.dtype, count);
             // SAFETY: the caller's contract.
-            state.tickets.push(unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) }?);
+            state.message_ids.push(unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) }?);
         }
         Ok(())
     }
 
     /// Waits for all that were posted, also if some fail; answers the first error.
     fn settle(&self, state: &mut State) -> Result<()> {
-        let settled = |outcome: Result<()>, ticket: OperationId| {
-            outcome.and(self.messages.wait(&self.endpoint, ticket, &|| ()))
+        let settled = |outcome: Result<()>, id: OperationId| {
+            outcome.and(self.messages.wait(&self.endpoint, id, &|| ()))
         };
-        state.tickets.drain(..).fold(Ok(()), settled)
+        state.message_ids.drain(..).fold(Ok(()), settled)
     }
 }

@@ -229,12 +229,12 @@ impl Messages {
             begun();
         }
         let mut inner = self.lock();
-        let ticket = inner.post(endpoint, transfer, Plane::User)?;
-        if transfer.peer == endpoint.rank && inner.never_comes(endpoint, ticket) {
+        let id = inner.post(endpoint, transfer, Plane::User)?;
+        if transfer.peer == endpoint.rank && inner.never_comes(endpoint, id) {
             let (operation, rank) = (transfer.operation().name(), endpoint.rank);
-            return inner.settle(ticket, Err(UsageError::SelfExchange { operation, rank }.into())).map(drop);
+            return inner.settle(id, Err(UsageError::SelfExchange { operation, rank }.into())).map(drop);
         }
-        self.wait_from(inner, endpoint, ticket, begun)
+        self.wait_from(inner, endpoint, id, begun)
     }
 
     /// Moves all transfers along; whether any is still under way.
@@ -251,15 +251,15 @@ impl Messages {
         self.lock().peers.iter().map(moved).sum()
     }
 
-    /// Whether the transfer is done; then its ticket is spent.
-    pub fn test(&self, endpoint: &Endpoint, ticket: OperationId) -> Result<bool> {
+    /// Whether the transfer is done. If so, its id must not be used again.
+    pub fn test(&self, endpoint: &Endpoint, id: OperationId) -> Result<bool> {
         endpoint.check_owner()?;
         let mut inner = self.lock();
         let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
-        inner.settle(ticket, outcome)
+        inner.settle(id, outcome)
     }
 
-    /// Waits until all of this rank's transfers are done. Their tickets are not spent.
+    /// Waits until all of this rank's transfers are done. Their ids stay valid.
     pub fn finish(&self, endpoint: &Endpoint) -> Result<()> {
         endpoint.check_owner()?;
         let Some(first) = self.lock().under_way() else { return Ok(()) };
@@ -275,23 +275,23 @@ impl Messages {
         )
     }
 
-    pub fn wait(&self, endpoint: &Endpoint, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+    pub fn wait(&self, endpoint: &Endpoint, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
         endpoint.check_owner()?;
-        self.wait_from(self.lock(), endpoint, ticket, meanwhile)
+        self.wait_from(self.lock(), endpoint, id, meanwhile)
     }
 
     fn wait_from(
         &self,
         mut inner: MutexGuard<'_, Inner>,
         endpoint: &Endpoint,
-        ticket: OperationId,
+        id: OperationId,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let polls = if endpoint.crowded { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
-        let line = inner.awaited_line(endpoint, ticket);
+        let line = inner.awaited_line(endpoint, id);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);
-            if inner.settle(ticket, outcome)? {
+            if inner.settle(id, outcome)? {
                 return Ok(());
             }
             meanwhile();
@@ -301,7 +301,7 @@ impl Messages {
             // Polling more often would take the lines away from a sender that is still writing them.
             std::hint::spin_loop();
         }
-        let waited_for = inner.posted(ticket.0);
+        let waited_for = inner.posted(id.0);
         let (peer, subject) = (waited_for.transfer.peer, waited_for.subject());
         drop(inner);
         let waited = endpoint.wait_long(
@@ -309,14 +309,14 @@ impl Messages {
                 meanwhile();
                 let mut inner = self.lock();
                 inner.progress(endpoint)?;
-                Ok(inner.is_done(ticket))
+                Ok(inner.is_done(id))
             },
             // Any message that moves may be what this one's peer waits for; this one needs its peer alone.
             &|| Peers::Many(self.lock().active.clone()),
             &|| Peers::One([peer]),
             &|| subject,
         );
-        self.lock().settle(ticket, waited).map(drop)
+        self.lock().settle(id, waited).map(drop)
     }
 }
 
@@ -338,10 +338,10 @@ impl Inner {
             // The library's own messages have the number of their collective as tag.
             Plane::Internal => transfer.tag.into(),
         };
-        let ticket = self.insert(Posted { transfer, plane, number, done: false });
+        let id = self.insert(Posted { transfer, plane, number, done: false });
         let peer = &mut self.peers[transfer.peer];
         match transfer.direction {
-            Direction::Send(_) => peer.sends.push_back(ticket),
+            Direction::Send(_) => peer.sends.push_back(id),
             Direction::Recv(_) => {
                 let found = peer
                     .unexpected
@@ -350,19 +350,19 @@ impl Inner {
                     .and_then(|index| peer.unexpected.remove(index));
                 match found {
                     Some(message) => {
-                        if let Err(error) = self.deliver_unexpected(endpoint, ticket, &message) {
-                            let _ = self.settle(OperationId(ticket), Err(error.clone()));
+                        if let Err(error) = self.deliver_unexpected(endpoint, id, &message) {
+                            let _ = self.settle(OperationId(id), Err(error.clone()));
                             return Err(error);
                         }
                     }
-                    None => peer.receives.push_back(ticket),
+                    None => peer.receives.push_back(id),
                 }
             }
         }
         if !self.active.contains(&transfer.peer) {
             self.active.push(transfer.peer);
         }
-        Ok(OperationId(ticket))
+        Ok(OperationId(id))
     }
 
     fn insert(&mut self, posted: Posted) -> usize {
@@ -382,8 +382,8 @@ impl Inner {
         self.posted[index].as_ref().expect("queues hold posted transfers")
     }
 
-    fn is_done(&self, ticket: OperationId) -> bool {
-        self.posted(ticket.0).done
+    fn is_done(&self, id: OperationId) -> bool {
+        self.posted(id.0).done
     }
 
     fn finish(&mut self, index: usize) {
@@ -392,20 +392,20 @@ impl Inner {
 
     /// Whether the transfer is done. It is forgotten then, and also on an error: nobody touches its buffer
     /// any more once this has returned.
-    fn settle(&mut self, ticket: OperationId, outcome: Result<()>) -> Result<bool> {
-        let done = self.is_done(ticket);
+    fn settle(&mut self, id: OperationId, outcome: Result<()>) -> Result<bool> {
+        let done = self.is_done(id);
         if done || outcome.is_err() {
-            let posted = self.posted[ticket.0].take().expect("a ticket is waited for once");
-            self.free.push(ticket.0);
+            let posted = self.posted[id.0].take().expect("a message is waited for once");
+            self.free.push(id.0);
             if !done {
                 let peer = &mut self.peers[posted.transfer.peer];
-                peer.sends.retain(|index| *index != ticket.0);
-                peer.receives.retain(|index| *index != ticket.0);
-                peer.unread.retain(|(_, index)| *index != ticket.0);
+                peer.sends.retain(|index| *index != id.0);
+                peer.receives.retain(|index| *index != id.0);
+                peer.unread.retain(|(_, index)| *index != id.0);
                 if peer
                     .arriving
                     .as_ref()
-                    .is_some_and(|a| matches!(a.destination, Destination::Posted(index) if index == ticket.0))
+                    .is_some_and(|a| matches!(a.destination, Destination::Posted(index) if index == id.0))
                 {
                     peer.arriving = None;
                 }
@@ -415,8 +415,8 @@ impl Inner {
     }
 
     /// Whether a receive from this rank itself can never complete: no send is posted, and the thread that could post one waits here.
-    fn never_comes(&mut self, endpoint: &Endpoint, ticket: OperationId) -> bool {
-        while self.progress(endpoint).is_ok() && !self.is_done(ticket) && !endpoint.has_failed() {
+    fn never_comes(&mut self, endpoint: &Endpoint, id: OperationId) -> bool {
+        while self.progress(endpoint).is_ok() && !self.is_done(id) && !endpoint.has_failed() {
             let own = &self.peers[endpoint.rank];
             if own.sends.is_empty() && own.arriving.is_none() {
                 return true;
@@ -446,9 +446,8 @@ impl Inner {
     }
 
     /// The second line of the opening that a receive waits for, if its message is expected to reach into it.
-    fn awaited_line(&self, endpoint: &Endpoint, ticket: OperationId) -> Option<*const u8> {
-        let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } =
-            self.posted(ticket.0).transfer
+    fn awaited_line(&self, endpoint: &Endpoint, id: OperationId) -> Option<*const u8> {
+        let Transfer { direction: Direction::Recv(_), peer, dtype, count, .. } = self.posted(id.0).transfer
         else {
             return None;
         };

@@ -8,17 +8,15 @@
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms; `collective.rs` lists them |
 //! | `grid.rs` | ranks in rows and columns |
-//! | `fetch.rs` | reading the private memory of another process |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
 //!
-//! The shared memory itself, waiting, and failures are in `control/`.
+//! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
 mod choose;
 mod chunks;
 mod collective;
 mod exchange;
-mod fetch;
 mod grid;
 mod message;
 mod tunables;
@@ -119,12 +117,12 @@ impl Backend for HostComm {
         done.map_err(|error| self.closing(error))
     }
 
-    fn wait(&self, ticket: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        self.messages.wait(&self.endpoint, ticket, meanwhile).map_err(|error| self.closing(error))
+    fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        self.messages.wait(&self.endpoint, id, meanwhile).map_err(|error| self.closing(error))
     }
 
-    fn test(&self, ticket: OperationId) -> Result<bool> {
-        self.messages.test(&self.endpoint, ticket).map_err(|error| self.closing(error))
+    fn test(&self, id: OperationId) -> Result<bool> {
+        self.messages.test(&self.endpoint, id).map_err(|error| self.closing(error))
     }
 
     fn progress(&self) -> Result<bool> {
@@ -154,7 +152,7 @@ impl Backend for HostComm {
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         // SAFETY: the caller's contract.
-        let part = unsafe { self.part(color, key) }?;
+        let part = unsafe { self.split_channel(color, key) }?;
         Ok(part.map(|part| part as Box<dyn Backend>))
     }
 
@@ -169,7 +167,7 @@ impl Backend for HostComm {
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
         // SAFETY: the caller's contract.
-        let (grown, number) = unsafe { self.grown(joiners, BackendKind::Host) }?;
+        let (grown, number) = unsafe { self.grow_channel(joiners, BackendKind::Host) }?;
         Ok((grown, number))
     }
 
@@ -239,14 +237,14 @@ impl HostChannel for HostComm {
         Box::new(HostComm::new(endpoint))
     }
 
-    unsafe fn part(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
+    unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
         let ranks = self.endpoint.ranks;
         let timeout = self.timeout();
         // Who goes where.
         let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64];
         let mut all = vec![[0u64; 3]; ranks];
         // SAFETY: the caller's contract.
-        unsafe { self.tell_all(&own, all.as_flattened_mut()) }?;
+        unsafe { self.all_gather_words(&own, all.as_flattened_mut()) }?;
         let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == own[..2]).collect();
         members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
         let leader = members[0];
@@ -259,7 +257,7 @@ impl HostChannel for HostComm {
         let id = channel.as_ref().and_then(|made| made.as_ref().ok()).map_or(0, NewChannel::id);
         let mut ids = vec![[0u64; 1]; ranks];
         // SAFETY: as above.
-        unsafe { self.tell_all(&[id], ids.as_flattened_mut()) }?;
+        unsafe { self.all_gather_words(&[id], ids.as_flattened_mut()) }?;
         let joined = match channel {
             _ if color.is_none() => None,
             Some(made) => Some(made),
@@ -274,7 +272,7 @@ impl HostChannel for HostComm {
         let opened = !matches!(joined, Some(Err(_)));
         let mut all_opened = vec![[0u64; 1]; ranks];
         // SAFETY: as above.
-        unsafe { self.tell_all(&[u64::from(opened)], all_opened.as_flattened_mut()) }?;
+        unsafe { self.all_gather_words(&[u64::from(opened)], all_opened.as_flattened_mut()) }?;
         let Some(channel) = joined.transpose()? else {
             return Ok(None);
         };
@@ -291,7 +289,11 @@ impl HostChannel for HostComm {
         Ok(Some(Box::new(HostComm::new(Endpoint::attach(world, channel, rank, world_ranks, timeout)))))
     }
 
-    unsafe fn grown(&self, joiners: usize, backend: BackendKind) -> Result<(Box<dyn HostChannel>, u64)> {
+    unsafe fn grow_channel(
+        &self,
+        joiners: usize,
+        backend: BackendKind,
+    ) -> Result<(Box<dyn HostChannel>, u64)> {
         self.endpoint.check()?;
         let job = self.growing_job(joiners)?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
@@ -302,7 +304,7 @@ impl HostChannel for HostComm {
         let mut all = vec![[0u64; 1]; members];
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.
-        unsafe { self.tell_all_in(call, &own, all.as_flattened_mut()) }?;
+        unsafe { self.all_gather_words_in(call, &own, all.as_flattened_mut()) }?;
         let growth = Growth { job: job.to_owned(), backend, number: all[0][0], rank, members, joiners };
         let grown = growth.meet(crate::watch::deadline::of(self.timeout())).map(|met| {
             let ranks = (0..members + joiners).collect();
@@ -310,7 +312,7 @@ impl HostChannel for HostComm {
         });
         // A joiner may have died when some members had met it already: all go on in the new world, or none.
         // SAFETY: the caller's contract.
-        unsafe { self.tell_all_in(call, &[u64::from(grown.is_ok())], all.as_flattened_mut()) }?;
+        unsafe { self.all_gather_words_in(call, &[u64::from(grown.is_ok())], all.as_flattened_mut()) }?;
         let (grown, number) = grown?;
         if let Some(other) = all.iter().position(|met| *met == [0]) {
             return Err(Error::bootstrap(

@@ -31,7 +31,7 @@ fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
 fn tell(comm: &HostComm, word: u64) -> Result<Vec<u64>> {
     let mut all = vec![[0u64; 1]; comm.world_size()];
     // SAFETY: one thread has the communicator.
-    unsafe { comm.tell_all(&[word], all.as_flattened_mut()) }?;
+    unsafe { comm.all_gather_words(&[word], all.as_flattened_mut()) }?;
     Ok(all.into_iter().flatten().collect())
 }
 
@@ -42,7 +42,7 @@ fn barrier(comm: &HostComm) -> Result<()> {
 
 fn part(comm: &HostComm, color: u32) -> HostComm {
     // SAFETY: as above.
-    HostComm::new(unsafe { comm.part(Some(color), 0) }.unwrap().unwrap().into_endpoint())
+    HostComm::new(unsafe { comm.split_channel(Some(color), 0) }.unwrap().unwrap().into_endpoint())
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::os::sync::Ordering;
 use crate::os::{Process, SharedFile};
 use crate::types::dtype::DType;
 use chunks::Chunks;
+use collective::trial::{AlgorithmTrial, Candidate, Choice};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -118,13 +119,13 @@ fn received(message: &mut [u8]) -> Transfer {
 fn a_receive_that_was_given_up_leaves_its_message_to_no_other() {
     let [sender, receiver] = pair();
     let (message, mut short, mut right) = ([1u8; 8], [0u8; 4], [0u8; 8]);
-    // SAFETY: the messages are used by nobody else until all tickets are settled.
+    // SAFETY: the messages are used by nobody else until both have been waited for.
     let [first, second] =
         unsafe { [receiver.post(received(&mut short)), receiver.post(received(&mut right))] };
     // SAFETY: as above.
     unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
-    for ticket in [first, second] {
-        let error = receiver.wait(ticket.unwrap(), &|| ()).unwrap_err();
+    for id in [first, second] {
+        let error = receiver.wait(id.unwrap(), &|| ()).unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
     }
     assert_eq!(right, [0; 8]);
@@ -159,8 +160,8 @@ fn a_copy_of_a_rank_takes_no_message() {
     }
     let [sender, receiver] = pair();
     let (message, mut target) = ([7u8; 3], [0u8; 3]);
-    // SAFETY: the messages are used by nobody else until the ticket is settled.
-    let ticket = unsafe { receiver.post(received(&mut target)) }.unwrap();
+    // SAFETY: the messages are used by nobody else until it has been waited for.
+    let id = unsafe { receiver.post(received(&mut target)) }.unwrap();
     // SAFETY: as above.
     unsafe { sender.recorded_transfer(sent(&message), &|| ()) }.unwrap();
     // SAFETY: the copy asks for what it is refused, and ends.
@@ -168,8 +169,8 @@ fn a_copy_of_a_rank_takes_no_message() {
     if child == 0 {
         let refused = |outcome: Result<bool>| matches!(outcome, Err(Error::Unsupported(_)));
         let all = refused(receiver.progress())
-            && refused(receiver.test(ticket))
-            && refused(receiver.wait(ticket, &|| ()).map(|()| true));
+            && refused(receiver.test(id))
+            && refused(receiver.wait(id, &|| ()).map(|()| true));
         // SAFETY: always sound.
         unsafe { _exit(i32::from(!all)) };
     }
@@ -177,7 +178,7 @@ fn a_copy_of_a_rank_takes_no_message() {
     // SAFETY: the child is this process's, and the status is written.
     assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the copy is refused everything");
-    receiver.wait(ticket, &|| ()).unwrap();
+    receiver.wait(id, &|| ()).unwrap();
     assert_eq!(target, message);
 }
 
@@ -234,7 +235,13 @@ fn blocks_of(operation: Operation, send: &[u32], recv: &mut [u32], count: usize)
     }
 }
 
-/// All_to_alls of two ranks that go through the region, and are fetched where that can be.
+/// Looks at the trial of kernel copy of a rank that has nothing under way.
+fn kernel_copies<T>(rank: &HostComm, look: impl FnOnce(&mut AlgorithmTrial) -> T) -> T {
+    // SAFETY: no operation is under way, and the reference ends here.
+    look(unsafe { &mut *rank.state.get() }.kernel_copies())
+}
+
+/// All_to_alls of two ranks: through the region, or by kernel copy where that works.
 fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
     rounds_of(ranks, rounds, move |comm, round| {
         let rank = comm.rank() as u32;
@@ -251,37 +258,60 @@ fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
 }
 
 #[test]
-fn long_blocks_are_fetched_once_all_are_known_to_be_able_to() {
+fn the_kernel_copies_long_blocks_once_all_ranks_can() {
     let long = (256 << 10) / 4;
     let [short_blocks, _peer] = exchanges(pair(), long - 1, 15);
-    assert!(short_blocks.endpoint.tried_fetching.get().is_none());
+    assert!(!short_blocks.endpoint.has_probed_kernel_copy());
 
     let [comm, peer] = exchanges(pair(), long, 15);
-    assert!(comm.endpoint.all_fetch() && peer.endpoint.all_fetch(), "a process can read its own memory");
+    let can = |rank: &HostComm| rank.endpoint.can_all_kernel_copy();
+    assert!(can(&comm) && can(&peer), "a process can read its own memory");
     for rank in [&comm, &peer] {
-        // SAFETY: nothing is under way.
-        assert!(unsafe { &*rank.state.get() }.has_fetched(256 << 10));
+        assert!(kernel_copies(rank, |trial| trial.has_tried_other()));
     }
     let memory = [1u8; 10];
-    assert!(comm.endpoint.can_offer(memory.as_ptr(), memory.len()));
-    // What cannot be read, such as a device's memory, is not offered.
-    assert!(!comm.endpoint.can_offer(16 as *const u8, 10));
+    assert!(comm.endpoint.is_kernel_copyable(memory.as_ptr(), memory.len()));
+    // Memory that the kernel cannot read, such as a device's.
+    assert!(!comm.endpoint.is_kernel_copyable(16 as *const u8, 10));
     let mut got = [0u8; 10];
     // SAFETY: as many bytes.
-    unsafe { comm.endpoint.fetch(1, memory.as_ptr() as u64, got.as_mut_ptr(), 10) }.unwrap();
+    unsafe { comm.endpoint.kernel_copy(1, memory.as_ptr() as u64, got.as_mut_ptr(), 10) }.unwrap();
     assert_eq!(got, [1; 10]);
     // SAFETY: as above.
-    let refused = unsafe { comm.endpoint.fetch(1, 16, got.as_mut_ptr(), 10) }.unwrap_err();
+    let refused = unsafe { comm.endpoint.kernel_copy(1, 16, got.as_mut_ptr(), 10) }.unwrap_err();
     assert!(refused.to_string().contains("rank 1"), "{refused}");
 }
 
 #[test]
 fn blocks_are_offered_no_longer_where_the_region_is_faster() {
-    let ranks = exchanges(pair(), (256 << 10) / 4, 40);
-    // SAFETY: nothing is under way.
-    let [(passes, left), (_, peer_left)] =
-        ranks.each_ref().map(|rank| unsafe { &*rank.state.get() }.way_of(256 << 10));
-    assert_eq!((left, peer_left), (passes, passes));
+    const BLOCK: usize = 256 << 10;
+    let (region, kernel) = (Candidate::Usual, Candidate::Other);
+    let next = |ranks: &[HostComm; 2]| kernel_copies(&ranks[0], |trial| trial.next());
+    let passes = |ranks: &[HostComm; 2]| next(ranks) == Choice::Keep(region);
+    let are_left =
+        |ranks: &[HostComm; 2]| ranks.each_ref().map(|rank| kernel_copies(rank, |trial| trial.keeps_usual()));
+
+    // Whichever is faster here, both ranks act by it, and longer blocks begin no trial of their own.
+    let mut ranks = exchanges(pair(), BLOCK / 4, 40);
+    let chosen = passes(&ranks);
+    for block in [BLOCK, 4 * BLOCK] {
+        ranks = exchanges(ranks, block / 4, 2);
+        assert_eq!((passes(&ranks), are_left(&ranks)), (chosen, [chosen; 2]), "{block} bytes");
+    }
+
+    // As if rank 0 had measured that one of them takes half the time.
+    for faster in [region, kernel] {
+        let mut ranks = pair();
+        while let Choice::Try(candidate) = next(&ranks) {
+            let micros = if candidate == faster { 1 } else { 2 };
+            kernel_copies(&ranks[0], |trial| trial.took(BLOCK, candidate, Duration::from_micros(micros)));
+        }
+        ranks = exchanges(ranks, 2 * BLOCK / 4, 3);
+        assert_eq!(are_left(&ranks), [faster == region; 2]);
+        // Where the region is kept, rank 1 does not even probe kernel copy; else it has used it.
+        assert_eq!(ranks[1].endpoint.has_probed_kernel_copy(), faster == kernel);
+        assert_eq!(kernel_copies(&ranks[1], |trial| trial.has_tried_other()), faster == kernel);
+    }
 }
 
 #[test]
@@ -290,8 +320,8 @@ fn blocks_of_a_peer_that_cannot_be_read_go_through_the_region() {
     // As if it were in a container with processes of its own.
     ranks[1].endpoint.own().life.pid.store(u32::MAX >> 1, Ordering::Relaxed);
     let [comm, peer] = exchanges(ranks, (256 << 10) / 4, 15);
-    assert!(comm.endpoint.tried_fetching.get().is_some() && !comm.endpoint.all_fetch());
-    assert!(!peer.endpoint.all_fetch());
+    assert!(comm.endpoint.has_probed_kernel_copy() && !comm.endpoint.can_all_kernel_copy());
+    assert!(!peer.endpoint.can_all_kernel_copy());
 }
 
 #[test]
@@ -309,6 +339,6 @@ fn long_all_reduces_are_pushed_through_the_caches_and_past_them() {
     });
     for rank in &ranks {
         // SAFETY: nothing is under way.
-        assert!(unsafe { &*rank.state.get() }.has_pushed_past(4 * count));
+        assert!(unsafe { &mut *rank.state.get() }.pushes().has_tried_other());
     }
 }

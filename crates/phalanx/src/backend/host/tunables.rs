@@ -1,7 +1,8 @@
 //! Tunables of the host backend, in bytes unless they say otherwise. What shared memory is cut into stands in `control/tunables.rs`.
 //!
-//! A value was chosen against its neighbours by the comparison with Intel MPI and Open MPI, `docs/benchmarks/host.py` (machines and
-//! tables: `docs/benchmarks/host.md`), at 2, 4 and 8 ranks. Where a line names ranks, bytes or times, those decided.
+//! The values were set by hand, over many changes. A line that names ranks, bytes or times says what was measured for it; for the other
+//! values no comparison with their neighbours is recorded. `docs/benchmarks/host.md` measures what the algorithms bring, and compares the whole
+//! backend with MPI libraries; it names the machines and the commits.
 
 // --- slots -------------------------------------------------------------------------------------------
 
@@ -64,8 +65,8 @@ pub(crate) const PUSH_OF_TWO: usize = 64 << 10;
 /// Bytes from which a push past the caches of peers is tried. It saves much between cores that share no cache, and nothing between others.
 pub(crate) const PUSH_STREAMING: usize = 1 << 20;
 
-/// A push past the caches must save one part of the time in so many, since its readers load the result from memory.
-pub(crate) const PUSH_STREAMING_SAVING: u32 = 16;
+/// Part of the time that a push past the caches must save, since its readers load the result from memory.
+pub(crate) const PUSH_STREAMING_SAVING: f64 = 1.0 / 16.0;
 
 /// Bytes that a rank pushes between two looks whether a peer has failed.
 pub(crate) const PUSH_STEP: usize = 512 << 10;
@@ -81,17 +82,11 @@ pub(crate) const KERNEL_COPY: usize = 256 << 10;
 /// Bytes of a rank's own block, from which it is stored past the caches beside a kernel copy.
 pub(crate) const KERNEL_COPY_STREAMING: usize = 4 << 20;
 
-/// Bytes that the kernel copies between two looks whether a peer has failed.
-pub(crate) const KERNEL_COPY_STEP: usize = 1 << 20;
-
 // --- trials ------------------------------------------------------------------------------------------
 
-/// Operations in a row by one algorithm: the usual one, the other, and the usual one again. All get faster in the first milliseconds of a
-/// buffer, and each finds the caches as the one before has left them.
+/// Operations in a row by one algorithm: first the usual one, then the other, then the usual one again. Every operation gets faster in the
+/// first milliseconds of a buffer, and finds the caches as the operation before has left them.
 pub(crate) const TRIAL_STRETCH: u32 = 10;
-
-/// Size classes of a trial: one for each power of two from the shortest length on; the last one takes all that are longer.
-pub(crate) const TRIAL_CLASSES: usize = 13;
 
 // --- messages ----------------------------------------------------------------------------------------
 

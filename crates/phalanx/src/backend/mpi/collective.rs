@@ -2,7 +2,7 @@
 
 use super::accumulate::Accumulated;
 use super::reduction::ReductionPlan;
-use super::{MpiComm, MpiFailure, check, datatype, total};
+use super::{MpiComm, MpiFailure, check, datatype};
 use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
@@ -269,31 +269,23 @@ impl MpiComm {
     fn prepare_move(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let constants = &self.process.mpi.constants;
         let mut prepared = self.plain(call, datatype(constants, call.dtype), constants.sum, scratch);
-        let size = call.dtype.size();
-        let is_root = self.rank == call.root;
-        let own_place = |buffer: *const u8| buffer.wrapping_add(call.blocks.offset(self.rank) * size);
-        // A gathering call in place has its block where it belongs.
-        let gathered_in_place = || call.send == own_place(call.recv);
+        let (flow, is_root) = (call.flow(), self.rank == call.root);
+        let in_place = flow.is_in_place(call.send, call.recv, self.rank);
         match call.operation {
             Operation::Broadcast if is_root => {
-                if call.send != call.recv.cast_const() {
-                    let bytes = call.blocks.len(self.rank) * size;
+                if !in_place {
+                    let bytes = flow.send_len(self.rank, self.ranks);
                     prepared.copy = Some(Copy { from: call.send, to: call.recv, bytes });
                 }
                 prepared.recv = prepared.send.cast_mut();
             }
-            Operation::AllGather | Operation::AllGatherV if gathered_in_place() => {
+            Operation::AllGather | Operation::AllGatherV | Operation::AllToAll if in_place => {
                 prepared.send = self.in_place();
             }
-            Operation::Gather | Operation::GatherV if is_root && gathered_in_place() => {
-                prepared.send = self.in_place();
-            }
-            Operation::Scatter | Operation::ScatterV
-                if is_root && call.recv.cast_const() == own_place(call.send) =>
-            {
+            Operation::Gather | Operation::GatherV if is_root && in_place => prepared.send = self.in_place(),
+            Operation::Scatter | Operation::ScatterV if is_root && in_place => {
                 prepared.recv = self.in_place();
             }
-            Operation::AllToAll if call.send == call.recv.cast_const() => prepared.send = self.in_place(),
             _ => {}
         }
         prepared
@@ -314,12 +306,7 @@ impl MpiComm {
                 }
                 ReductionPlan::Accumulated { datatype, op, accumulated } => {
                     // All blocks, and behind them room for the result.
-                    let all = match call.operation {
-                        Operation::ReduceScatter | Operation::ReduceScatterV => {
-                            total(call.blocks, self.ranks)
-                        }
-                        _ => call.blocks.len(self.rank),
-                    };
+                    let all = call.flow().send_len(self.rank, self.ranks) / size;
                     let own = call.blocks.len(self.rank);
                     let buffer = scratch.bytes((all + own) * accumulated.size);
                     (accumulated.prepare)(buffer, call.send, call.reduction.factor, all);
@@ -344,7 +331,7 @@ impl MpiComm {
         accumulated: Accumulated,
         from: *const u8,
     ) -> Prepared {
-        if call.operation == Operation::Reduce && call.root != self.rank {
+        if !call.flow().readers.includes(self.rank) {
             return prepared;
         }
         let (ranks, count) = (self.ranks, call.blocks.len(self.rank));
@@ -384,9 +371,10 @@ impl MpiComm {
                 }
             }
             _ => {
-                // In place, MPI would put the result at the buffer's start and overwrite the other blocks.
-                // That of an empty block is apart, too: MPICH takes no two buffers that begin at one address.
-                let all = total(call.blocks, self.ranks) * size;
+                // In place, MPI would put the result at the buffer's start and overwrite the other blocks. That of an empty block is
+                // apart, too: MPICH takes no two buffers that begin at one address.
+                // The elements may be accumulators, of another size than the call's.
+                let all = call.blocks.offset(self.ranks) * size;
                 if (send.addr()..send.addr() + all).contains(&recv.addr()) {
                     let result = scratch.bytes(own * size);
                     prepared.copy = Some(Copy { from: result, to: call.recv, bytes: own * size });

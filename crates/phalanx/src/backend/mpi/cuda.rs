@@ -8,12 +8,12 @@
 //!
 //! Ranks need not agree on this: MPI matches calls, whatever memory the buffers are in.
 
+use super::MpiComm;
 use super::collective::Scratch;
 use super::cuda_support::CudaSupport;
 use super::process::MpiProcess;
 use super::reduction::ReductionPlan;
 use super::watchdog::OperationWatch;
-use super::{MpiComm, total};
 use crate::buffer::stream::CudaMemorySupport;
 use crate::contract::{Call, Operation, Transfer};
 use crate::os::sync::lock;
@@ -112,7 +112,7 @@ impl MpiComm {
             unsafe { self.collective_on_host(call) }?;
             return settle_copies();
         }
-        let [sent, received] = self.lengths(call).map(|elements| elements * call.dtype.size());
+        let [sent, received] = call.flow().used(self.rank, self.ranks);
         let (mut send, mut recv) = (Scratch::default(), Scratch::default());
         let mut staged = *call;
         if call.spaces[0] == Space::Device && sent > 0 {
@@ -152,7 +152,7 @@ impl MpiComm {
             AllReduce => self.is_of_mpi(call),
             Reduce => self.is_of_mpi(call) && !(is_root && in_place),
             ReduceScatter | ReduceScatterV => {
-                let all = total(call.blocks, self.ranks) * call.dtype.size();
+                let all = call.flow().send_len(self.rank, self.ranks);
                 let inside = (call.send.addr()..call.send.addr() + all).contains(&call.recv.addr());
                 is_whole() && self.is_of_mpi(call) && !inside
             }
@@ -174,24 +174,6 @@ impl MpiComm {
     /// Whether a matched message is first received in host memory.
     pub(crate) fn receives_aside(&self, transfer: &Transfer) -> bool {
         transfer.space == Space::Device && self.process.cuda != Ok(CudaSupport::AllCalls)
-    }
-
-    /// Number of elements that this rank reads, and that it writes.
-    fn lengths(&self, call: &Call<'_>) -> [usize; 2] {
-        use Operation::*;
-        let at_root = |elements| if call.root == self.rank { elements } else { 0 };
-        let (own, all) = (call.blocks.len(self.rank), total(call.blocks, self.ranks));
-        match call.operation {
-            AllReduce => [own, own],
-            Broadcast => [at_root(own), own],
-            Reduce => [own, at_root(own)],
-            AllGather | AllGatherV => [own, all],
-            Gather | GatherV => [own, at_root(all)],
-            ReduceScatter | ReduceScatterV => [all, own],
-            Scatter | ScatterV => [at_root(all), own],
-            AllToAll | AllToAllV => [all, total(call.recv_blocks, self.ranks)],
-            _ => [0, 0],
-        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! length.
 
 use super::collective::{Scratch, is_nothing};
-use super::{MpiComm, MpiFailure, total};
+use super::{MpiComm, MpiFailure};
 use crate::contract::{Blocks, Call, Direction, Operation, OperationId, Transfer};
 use crate::types::dtype::DType;
 use crate::types::memory::Space;
@@ -76,13 +76,11 @@ impl MpiComm {
     /// Whether a call is too large for one MPI call; the same on every rank.
     #[inline]
     pub(crate) fn is_large(&self, call: &Call<'_>) -> bool {
-        use Operation::*;
-        let elements = match call.operation {
-            AllToAllV => return true,
-            AllReduce | Broadcast | Reduce => call.blocks.len(self.rank),
-            _ => total(call.blocks, self.ranks),
-        };
-        elements * call.dtype.size() > self.process.max_bytes
+        if call.operation == Operation::AllToAllV {
+            return true;
+        }
+        let (flow, rank, ranks) = (call.flow(), self.rank, self.ranks);
+        flow.send_len(rank, ranks).max(flow.recv_len(rank, ranks)) > self.process.max_bytes
     }
 
     /// Whether an operation is made of messages.
@@ -101,11 +99,11 @@ impl MpiComm {
         let size = call.dtype.size();
         let is_large = self.is_large(call);
         if is_large && matches!(call.operation, AllGather | AllGatherV) {
-            let own = call.recv.wrapping_add(call.blocks.offset(self.rank) * size);
+            let place = call.flow().target(self.rank, self.rank);
+            let own = call.recv.wrapping_add(place.start);
             if call.send != own.cast_const() {
-                let bytes = call.blocks.len(self.rank) * size;
                 // SAFETY: this rank's block, and its place among all of them.
-                unsafe { std::ptr::copy_nonoverlapping(call.send, own, bytes) };
+                unsafe { std::ptr::copy_nonoverlapping(call.send, own, place.len()) };
             }
         }
         let blocks = match call.operation {
@@ -148,49 +146,30 @@ impl MpiComm {
     /// As for [`Backend::collective`](crate::contract::Backend::collective), until all messages are complete;
     /// so long the scratch memory, too, is left alone.
     pub(crate) unsafe fn post_blocks(&self, call: &Call<'_>, scratch: &mut Scratch) -> Vec<OperationId> {
-        use Operation::*;
-        let size = call.dtype.size();
-        let (send_blocks, recv_blocks) = (call.blocks, call.recv_blocks);
+        let (flow, rank, ranks) = (call.flow(), self.rank, self.ranks);
         let mut send = call.send;
-        if matches!(call.operation, AllToAll | AllToAllV) && send == call.recv.cast_const() {
-            let bytes = total(send_blocks, self.ranks) * size;
+        if flow.scattered && flow.gathered && send == call.recv.cast_const() {
+            let bytes = flow.send_len(rank, ranks);
             let copy = scratch.bytes(bytes);
             // SAFETY: the buffer has so many bytes, and the copy room for them.
             unsafe { std::ptr::copy_nonoverlapping(send, copy, bytes) };
             send = copy;
         }
-        let block = |blocks: Blocks<'_>, rank: usize| (blocks.offset(rank) * size, blocks.len(rank) * size);
-        let whole = |start, blocks: Blocks<'_>| PeerBlock {
-            peer: call.root,
-            start,
-            bytes: blocks.len(self.rank) * size,
+        let to = |peer| {
+            let source = flow.source(rank, peer);
+            PeerBlock { peer, start: send.wrapping_add(source.start), bytes: source.len() }
         };
-        let is_root = self.rank == call.root;
-        let to_each = || {
-            let part = |peer| {
-                let (offset, bytes) = block(send_blocks, peer);
-                PeerBlock { peer, start: send.wrapping_add(offset), bytes }
-            };
-            (0..self.ranks).map(part).collect::<Vec<_>>()
+        let from = |peer| {
+            let target = flow.target(rank, peer);
+            PeerBlock { peer, start: call.recv.wrapping_add(target.start), bytes: target.len() }
         };
-        let from_each = || {
-            let part = |peer| {
-                let (offset, bytes) = block(recv_blocks, peer);
-                PeerBlock { peer, start: call.recv.wrapping_add(offset), bytes }
-            };
-            (0..self.ranks).map(part).collect::<Vec<_>>()
-        };
-        let (sends, receives) = match call.operation {
-            Gather | GatherV => {
-                (vec![whole(send, send_blocks)], if is_root { from_each() } else { Vec::new() })
-            }
-            Scatter | ScatterV => {
-                let recv =
-                    PeerBlock { peer: call.root, start: call.recv, bytes: send_blocks.len(self.rank) * size };
-                (if is_root { to_each() } else { Vec::new() }, vec![recv])
-            }
-            _ => (to_each(), from_each()),
-        };
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        if flow.writers.includes(rank) {
+            sends.extend(flow.readers.among(ranks).map(to));
+        }
+        if flow.readers.includes(rank) {
+            receives.extend(flow.writers.among(ranks).map(from));
+        }
         // SAFETY: the parts are the blocks of the call's buffers.
         unsafe { self.exchange(&sends, &receives, call.is_on_gpu()) }
     }

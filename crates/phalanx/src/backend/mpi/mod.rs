@@ -39,7 +39,7 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Blocks, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
+    Backend, BackendKind, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
 };
 use crate::control::record::Record;
 use crate::os::Mapping;
@@ -170,14 +170,14 @@ impl MpiComm {
     }
 
     /// Gathers bytes of any length from all ranks, in rank order, while the ranks join.
-    pub fn tell_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all_gather_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let _watched = self.watch.enter_init();
         self.gather_bytes(mine).map_err(|failure| self.process.error(failure, self.rank, "init", 0))
     }
 
     fn gather_bytes(&self, mine: &[u8]) -> std::result::Result<Vec<Vec<u8>>, MpiFailure> {
         let counts: Vec<c_int> =
-            self.tell_all([mine.len() as i64])?.iter().map(|[len]| *len as c_int).collect();
+            self.all_gather_words([mine.len() as i64])?.iter().map(|[len]| *len as c_int).collect();
         let starts: Vec<c_int> =
             counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count))).collect();
         let mut all = vec![0u8; counts.iter().sum::<c_int>() as usize];
@@ -202,7 +202,10 @@ impl MpiComm {
     }
 
     /// Gathers `N` numbers from each rank, as a part of an operation.
-    fn tell_all<const N: usize>(&self, own: [i64; N]) -> std::result::Result<Vec<[i64; N]>, MpiFailure> {
+    fn all_gather_words<const N: usize>(
+        &self,
+        own: [i64; N],
+    ) -> std::result::Result<Vec<[i64; N]>, MpiFailure> {
         let mut all = vec![[0i64; N]; self.ranks];
         let (send, recv, int64) =
             (own.as_ptr().cast(), all.as_mut_ptr().cast(), self.process.mpi.constants.int64);
@@ -234,7 +237,7 @@ impl MpiComm {
     /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
     /// and the key the position among the members.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
-        let all = self.tell_all([color.map_or(-1, i64::from), key])?;
+        let all = self.all_gather_words([color.map_or(-1, i64::from), key])?;
         let own = all[self.rank][0];
         let mut members: Vec<usize> = (0..self.ranks).filter(|rank| all[*rank][0] == own).collect();
         let first = members[0];
@@ -413,13 +416,5 @@ fn datatype(constants: &Constants, dtype: DType) -> Handle {
         DType::U32 => constants.uint32,
         DType::I64 => constants.int64,
         DType::U64 => constants.uint64,
-    }
-}
-
-/// Number of elements of all blocks.
-fn total(blocks: Blocks<'_>, ranks: usize) -> usize {
-    match blocks {
-        Blocks::Equal(count) => count * ranks,
-        Blocks::Each(counts) => counts.iter().sum(),
     }
 }

@@ -114,7 +114,7 @@ impl Communicator {
         let (peer, connection) = (part.peer, connection(part.direction));
         let check = self
             .control_channel
-            .offer(message, connection)
+            .start_transfer_check(message, connection)
             .map_err(|error| self.diagnose(message, since, error))?;
         Ok(match check {
             Some(check) => Some(AwaitedPeer { announced: *message, peer, connection, check: Some(check) }),
@@ -128,7 +128,7 @@ impl Communicator {
         if !error.is_fatal() {
             return error;
         }
-        let error = self.control_channel.judge_meeting(announced, since, error);
+        let error = self.control_channel.fail_after_exchange(announced, since, error);
         self.fail(error)
     }
 
@@ -153,7 +153,7 @@ impl Communicator {
         match &mut awaited.check {
             Some(check) => self
                 .control_channel
-                .settle(check)
+                .test_transfer_check(check)
                 .map_err(|error| self.diagnose(&awaited.announced, since, error)),
             None => Ok(self.control_channel.is_greeted_by(awaited.peer, awaited.connection)),
         }

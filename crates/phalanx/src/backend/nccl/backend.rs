@@ -145,7 +145,8 @@ impl Backend for NcclComm {
         parent.check_awake(call.operation)?;
         let (announced, _) = parent.next_collective(&call);
         // SAFETY: the caller's contract.
-        let channel = self.on_host_channel(&announced, |channel| unsafe { channel.part(color, key) })?;
+        let channel =
+            self.on_host_channel(&announced, |channel| unsafe { channel.split_channel(color, key) })?;
         if parent.library.ncclCommSplit.is_none() {
             // Before 2.18 there is no ncclCommSplit: an independent communicator.
             let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
@@ -180,8 +181,8 @@ impl Backend for NcclComm {
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         let (announced, _) = self.communicator.next_collective(&call);
         // SAFETY: the caller's contract.
-        let (channel, number) =
-            self.on_host_channel(&announced, |channel| unsafe { channel.grown(joiners, self.kind()) })?;
+        let (channel, number) = self
+            .on_host_channel(&announced, |channel| unsafe { channel.grow_channel(joiners, self.kind()) })?;
         self.communicator.control_channel.complete(self.communicator.collectives());
         let flavour = self.communicator.library.flavour();
         let grown = NcclComm::join(channel, flavour, Some(self.gpu()), self.settings.clone())?;

@@ -24,7 +24,7 @@ impl NcclComm {
         let mut all = vec![[0u64; AnnouncedCall::WORDS]; communicator.ranks];
         // SAFETY: the caller's contract.
         self.on_host_channel(&own, |channel| unsafe {
-            channel.tell_all(&own.words(), all.as_flattened_mut())
+            channel.all_gather_words(&own.words(), all.as_flattened_mut())
         })?;
         communicator.control_channel.compare(&all).map_err(|mismatch| communicator.fail(mismatch))?;
         if call.operation != Operation::AllToAllV {

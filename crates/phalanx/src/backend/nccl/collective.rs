@@ -192,7 +192,7 @@ impl Communicator {
 
     /// The library has no in-place form of either: the blocks are sent from a copy.
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let bytes = call.blocks.offset(self.ranks) * call.dtype.size();
+        let bytes = call.flow().send_len(self.rank, self.ranks);
         let _current = self.device.enter();
         let scratch = StreamMemory::new(&self.device, bytes, call.stream)?;
         let copy = scratch.start;
@@ -370,30 +370,20 @@ impl Part {
 /// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
 /// block that is already in place is left out.
 pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
-    use Operation::{AllGatherV, Gather, GatherV, Scatter, ScatterV};
-    let size = call.dtype.size();
-    let gathers = matches!(call.operation, Gather | GatherV);
-    let scatters = matches!(call.operation, Scatter | ScatterV);
-    // Where only one block is sent, or received, it is the whole buffer.
-    let sends_one = gathers || call.operation == AllGatherV;
-    let part = |direction, peer, blocks: &Blocks<'_>, block| Part {
-        direction,
-        peer,
-        bytes: blocks.len(block) * size,
-    };
+    let flow = call.flow();
+    let (sends, receives) = (flow.writers.includes(rank), flow.readers.includes(rank));
     let mut parts = Vec::with_capacity(2 * ranks);
     for peer in 0..ranks {
-        let (sent, from) = if sends_one { (rank, 0) } else { (peer, call.blocks.offset(peer) * size) };
-        let (received, to) = if scatters { (rank, 0) } else { (peer, call.recv_blocks.offset(peer) * size) };
-        let (from, to) = (call.send.wrapping_add(from), call.recv.wrapping_add(to));
+        let (source, target) = (flow.source(rank, peer), flow.target(rank, peer));
+        let (from, to) = (call.send.wrapping_add(source.start), call.recv.wrapping_add(target.start));
         if peer == rank && from == to.cast_const() {
             continue;
         }
-        if (!scatters || rank == call.root) && (!gathers || peer == call.root) {
-            parts.push(part(Direction::Send(from), peer, &call.blocks, sent));
+        if sends && flow.readers.includes(peer) {
+            parts.push(Part { direction: Direction::Send(from), peer, bytes: source.len() });
         }
-        if (!scatters || peer == call.root) && (!gathers || rank == call.root) {
-            parts.push(part(Direction::Recv(to), peer, &call.recv_blocks, received));
+        if receives && flow.writers.includes(peer) {
+            parts.push(Part { direction: Direction::Recv(to), peer, bytes: target.len() });
         }
     }
     parts

@@ -11,7 +11,6 @@ use super::graphs::Graphs;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
 use super::memory::{Handle, free};
-use super::operation::BufferSizes;
 use super::staging::Stages;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation, Transfer};
@@ -365,8 +364,7 @@ impl Communicator {
         let mut last = lock(&self.last);
         last.collectives += 1;
         let announced = AnnouncedCall::call(last.collectives, call);
-        let BufferSizes { send, recv } = BufferSizes::of(call, self.rank, self.ranks);
-        if send + recv > 0 {
+        if call.flow().used(self.rank, self.ranks) != [0; 2] {
             (last.announced, last.stream) = (Some(announced), call.stream);
         }
         self.control_channel.announce(&announced);

@@ -216,7 +216,7 @@ impl PendingInit {
                 Err(RecvTimeoutError::Disconnected) => break ncclResult_t::UnhandledCudaError,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Err(failure) = judge.control_channel.look(announced, since) {
+            if let Err(failure) = judge.control_channel.check_peers(announced, since) {
                 self.give_up(rank.rank, &failure);
                 return Err(failure);
             }

@@ -49,7 +49,7 @@ impl NcclComm {
         let (name, seen, topology) =
             (flavour.search().name, visible(flavour, gpu), host_channel.host_topology());
         // SAFETY: nobody else uses `host_channel` yet.
-        let tell = |own: &[u8]| unsafe { host_channel.tell_bytes(own) };
+        let tell = |own: &[u8]| unsafe { host_channel.all_gather_bytes(own) };
         let gpu = settle_gpu(name, seen, (host_channel.rank(), &topology), tell)?;
         let library = library::load(flavour)?;
         // SAFETY: as above.
@@ -75,7 +75,7 @@ impl NcclComm {
         let (rank, ranks) = (host_channel.rank(), host_channel.world_size());
         // SAFETY: nobody else uses `host_channel` yet.
         let control_channel =
-            unsafe { host_channel.part(Some(0), rank as i64) }?.expect("everybody has a colour");
+            unsafe { host_channel.split_channel(Some(0), rank as i64) }?.expect("everybody has a colour");
         let host_channel: Arc<dyn HostChannel> = host_channel.into();
         let control_channel = ControlChannel::new(control_channel, host_channel.clone());
         let communicator =
@@ -148,7 +148,7 @@ unsafe fn exchange_ids(
 unsafe fn agree(host_channel: &dyn HostChannel, could: bool, what: &str) -> Result<()> {
     let mut all = vec![[0u64; 1]; host_channel.world_size()];
     // SAFETY: the caller's contract.
-    unsafe { host_channel.tell_all(&[u64::from(could)], all.as_flattened_mut()) }?;
+    unsafe { host_channel.all_gather_words(&[u64::from(could)], all.as_flattened_mut()) }?;
     match all.iter().position(|could| *could == [0]) {
         None => Ok(()),
         Some(rank) => Err(Error::from(UnsupportedError {

@@ -122,7 +122,7 @@ impl NcclComm {
     /// As for [`Backend::split`].
     pub unsafe fn host_channel(&self) -> Result<Box<dyn HostChannel>> {
         // SAFETY: the caller's contract.
-        let channel = unsafe { self.host_channel.part(Some(0), self.rank() as i64) }?;
+        let channel = unsafe { self.host_channel.split_channel(Some(0), self.rank() as i64) }?;
         Ok(channel.expect("everybody has a colour"))
     }
 

@@ -115,34 +115,6 @@ impl Started {
     }
 }
 
-/// Bytes that this rank reads from `send` and writes to `recv`.
-pub(crate) struct BufferSizes {
-    pub send: usize,
-    pub recv: usize,
-}
-
-impl BufferSizes {
-    pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> BufferSizes {
-        use Operation::*;
-        let all = |blocks: crate::contract::Blocks<'_>| blocks.offset(ranks);
-        let (own, whole, at_root) = (call.blocks.len(rank), all(call.blocks), rank == call.root);
-        let (send, recv) = match call.operation {
-            AllReduce => (own, own),
-            Broadcast => (if at_root { own } else { 0 }, own),
-            Reduce => (own, if at_root { own } else { 0 }),
-            AllGather | AllGatherV => (own, whole),
-            Gather | GatherV => (own, if at_root { whole } else { 0 }),
-            ReduceScatter | ReduceScatterV => (whole, own),
-            Scatter | ScatterV => (if at_root { whole } else { 0 }, own),
-            AllToAll => (whole, whole),
-            AllToAllV => (whole, all(call.recv_blocks)),
-            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
-            | DeviceComm | Send | Recv => (0, 0),
-        };
-        BufferSizes { send: send * call.dtype.size(), recv: recv * call.dtype.size() }
-    }
-}
-
 /// Carries a collective out, or queues it in a group.
 ///
 /// # Safety
@@ -236,9 +208,8 @@ fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Re
 /// An error for host memory in a collective on a stream that is captured.
 #[cold]
 pub(crate) fn check_host_memory(communicator: &Communicator, call: &Call<'_>) -> Result<()> {
-    let bytes = BufferSizes::of(call, communicator.rank, communicator.ranks);
-    let used = call.spaces.into_iter().zip([bytes.send, bytes.recv]);
-    match used.into_iter().any(|(space, bytes)| space == Space::Host && bytes > 0) {
+    let used = call.flow().used(communicator.rank, communicator.ranks);
+    match call.spaces.into_iter().zip(used).any(|(space, bytes)| space == Space::Host && bytes > 0) {
         true => refuse_captured(communicator, call.stream),
         false => Ok(()),
     }
@@ -260,37 +231,37 @@ unsafe fn bring<'a>(
     returns: &mut Vec<Return>,
 ) -> Result<Call<'a>> {
     let Communicator { device, stages, rank, ranks, .. } = communicator;
-    let bytes = BufferSizes::of(call, *rank, *ranks);
+    let [sent, received] = call.flow().used(*rank, *ranks);
     let (send, recv) = (call.send.addr(), call.recv.addr());
-    let overlap = call.spaces == [Space::Host; 2]
-        && (send < recv + bytes.recv && recv < send + bytes.send || send == recv);
+    let overlap =
+        call.spaces == [Space::Host; 2] && (send < recv + received && recv < send + sent || send == recv);
     let mut moved = Call { spaces: [Space::Device; 2], ..*call };
     let _current = device.enter();
     if overlap {
         // In place: one stage for both.
         let start = call.send.min(call.recv.cast_const());
-        let end = (send + bytes.send).max(recv + bytes.recv);
+        let end = (send + sent).max(recv + received);
         let all = end - start.addr();
         let stage = stages.take(device, all)?;
         // SAFETY: both buffers are readable, and the larger holds the smaller.
         unsafe { stage.fill(device, start, all, call.stream) }?;
         moved.send = stage.address().wrapping_add(send - start.addr());
         moved.recv = stage.address().wrapping_add(recv - start.addr());
-        let target = if bytes.recv == 0 { std::ptr::null_mut() } else { call.recv };
-        returns.push(stage.returning(call.stream, (recv - start.addr(), target, bytes.recv)));
+        let target = if received == 0 { std::ptr::null_mut() } else { call.recv };
+        returns.push(stage.returning(call.stream, (recv - start.addr(), target, received)));
         return Ok(moved);
     }
-    if call.spaces[0] == Space::Host && bytes.send > 0 {
-        let stage: Stage = stages.take(device, bytes.send)?;
+    if call.spaces[0] == Space::Host && sent > 0 {
+        let stage: Stage = stages.take(device, sent)?;
         // SAFETY: the caller's contract: readable where it is read.
-        unsafe { stage.fill(device, call.send, bytes.send, call.stream) }?;
+        unsafe { stage.fill(device, call.send, sent, call.stream) }?;
         moved.send = stage.address();
         returns.push(stage.returning(call.stream, (0, std::ptr::null_mut(), 0)));
     }
-    if call.spaces[1] == Space::Host && bytes.recv > 0 {
-        let stage = stages.take(device, bytes.recv)?;
+    if call.spaces[1] == Space::Host && received > 0 {
+        let stage = stages.take(device, received)?;
         moved.recv = stage.address();
-        returns.push(stage.returning(call.stream, (0, call.recv, bytes.recv)));
+        returns.push(stage.returning(call.stream, (0, call.recv, received)));
     }
     Ok(moved)
 }

@@ -58,7 +58,7 @@ impl Communicator {
         while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
             && since.elapsed() < BLAME
         {
-            if let Err(failure) = self.control_channel.look(announced, since) {
+            if let Err(failure) = self.control_channel.check_peers(announced, since) {
                 return failure;
             }
             std::thread::sleep(LOOK);
@@ -101,13 +101,13 @@ impl Communicator {
 
     /// Fails the communicator if a rank is missing or the deadline has passed.
     pub(crate) fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
-        self.control_channel.tell_wait(announced);
-        self.control_channel.look(announced, since).map_err(|failure| self.fail(failure))
+        self.control_channel.publish_awaited_rank(announced);
+        self.control_channel.check_peers(announced, since).map_err(|failure| self.fail(failure))
     }
 
     /// Begins a wait for calls that the other ranks have to announce.
     pub(crate) fn begin_wait(&self) -> Waiting<'_> {
-        self.control_channel.tell();
+        self.control_channel.publish();
         self.control_channel.waiting()
     }
 

@@ -142,7 +142,7 @@ impl Watched {
         let library_calls = communicator.library_calls();
         if library_calls % 2 == 1 && library_calls == self.library_calls {
             let announced = last.map_or_else(|| communicator.auxiliary_call(), |(announced, _)| announced);
-            return communicator.control_channel.look(&announced, self.calling_since).err();
+            return communicator.control_channel.check_peers(&announced, self.calling_since).err();
         }
         (self.library_calls, self.calling_since) = (library_calls, now);
         let (announced, stream) = last?;
@@ -159,7 +159,7 @@ impl Watched {
             let device = &communicator.device;
             let _current = device.enter();
             return match device.is_busy(stream.raw()) {
-                Ok(true) => communicator.control_channel.look(&announced, self.enqueued).err(),
+                Ok(true) => communicator.control_channel.check_peers(&announced, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),
             };

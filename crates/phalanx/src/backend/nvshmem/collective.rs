@@ -89,21 +89,18 @@ impl NvshmemComm {
         if call.spaces != [Space::Device; 2] || !matches!(call.blocks, Blocks::Equal(_)) {
             return [0; 2];
         }
-        let ranks = self.pes.len();
-        let (send, recv) = match call.operation {
-            AllReduce | Broadcast => (1, 1),
-            AllGather => (1, ranks),
-            ReduceScatter => (ranks, 1),
-            AllToAll => (ranks, ranks),
-            _ => return [0; 2],
-        };
+        if !matches!(call.operation, AllReduce | Broadcast | AllGather | ReduceScatter | AllToAll) {
+            return [0; 2];
+        }
         // In place the library has reductions only.
         if call.operation != AllReduce && std::ptr::eq(call.send, call.recv) {
             return [0; 2];
         }
-        let block = call.blocks.longest() * call.dtype.size();
-        let places =
-            [self.process.place(call.send, send * block), self.process.place(call.recv, recv * block)];
+        let (flow, rank, ranks) = (call.flow(), self.rank(), self.pes.len());
+        let places = [
+            self.process.place(call.send, flow.send_len(rank, ranks)),
+            self.process.place(call.recv, flow.recv_len(rank, ranks)),
+        ];
         if places.contains(&0) { [0; 2] } else { places }
     }
 
@@ -229,13 +226,14 @@ impl NvshmemComm {
             }
             (false, _) => (process.stage, 1),
         };
-        let wanted = call.operation != Operation::Reduce || rank == call.root;
+        let flow = call.flow();
+        let wanted = flow.readers.includes(rank);
         for begin in (0..longest).step_by(piece) {
             let bytes = (longest - begin).min(piece);
             for part in 0..parts {
                 let block = if reduce.scatters { part } else { rank };
-                let (len, offset) = (call.blocks.len(block) * size, call.blocks.offset(part) * size);
-                let source = call.send.wrapping_add(if reduce.scatters { offset } else { 0 } + begin);
+                let len = flow.source(rank, block).len();
+                let source = call.send.wrapping_add(flow.source_offset(part) + begin);
                 // The tail of a shorter block holds old contents of the stage, whose result is not used.
                 // SAFETY: the caller's contract; what the stage held was used on this stream, or before all
                 // met.
@@ -260,7 +258,7 @@ impl NvshmemComm {
             };
             process.library.check(reduce.name, code)?;
             process.enqueued(stream);
-            let own = (call.blocks.len(rank) * size).saturating_sub(begin).min(bytes);
+            let own = flow.target(rank, rank).len().saturating_sub(begin).min(bytes);
             let target = call.recv.wrapping_add(begin);
             if call.spaces[1] == Space::Device && wanted {
                 // SAFETY: the caller's contract.
@@ -310,7 +308,9 @@ impl NvshmemComm {
         ];
         let mut answers = vec![[0u64; 2]; ranks];
         // SAFETY: as above.
-        self.on_host_channel(|channel| unsafe { channel.tell_all(&own_answer, answers.as_flattened_mut()) })?;
+        self.on_host_channel(|channel| unsafe {
+            channel.all_gather_words(&own_answer, answers.as_flattened_mut())
+        })?;
         match answers.iter().position(|answer| answer[0] != 0) {
             None => Ok(()),
             Some(to) => {

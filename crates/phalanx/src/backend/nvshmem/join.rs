@@ -55,7 +55,7 @@ impl NvshmemComm {
         ]);
         let mut all = vec![[0u64; WORDS]; self.pes.len()];
         // SAFETY: one thread at a time is in a collective.
-        self.on_host_channel(|channel| unsafe { channel.tell_all(&words, all.as_flattened_mut()) })?;
+        self.on_host_channel(|channel| unsafe { channel.all_gather_words(&words, all.as_flattened_mut()) })?;
         let calls: Vec<[u64; AnnouncedCall::WORDS]> =
             all.iter().map(|words| std::array::from_fn(|n| words[n])).collect();
         self.control_channel.compare(&calls).map_err(|mismatch| self.fail(mismatch))?;
@@ -73,7 +73,7 @@ impl NvshmemComm {
             if !error.is_fatal() {
                 return error;
             }
-            self.fail(self.control_channel.judge_meeting(&self.current_call(), since, error))
+            self.fail(self.control_channel.fail_after_exchange(&self.current_call(), since, error))
         })
     }
 
@@ -104,8 +104,8 @@ impl NvshmemComm {
 
     /// Announces the wait and looks for dead or missing peers. If there is one, fails.
     pub(crate) fn check_peers(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
-        self.control_channel.tell_wait(announced);
-        self.control_channel.look(announced, since).map_err(|failure| self.fail(failure))
+        self.control_channel.publish_awaited_rank(announced);
+        self.control_channel.check_peers(announced, since).map_err(|failure| self.fail(failure))
     }
 
     /// Waits for this process's collectives of the library.

@@ -182,7 +182,7 @@ impl NvshmemComm {
         outcome.map(|()| is_busy).map_err(|error| {
             let error = match announced {
                 Some(announced) if error.is_fatal() => {
-                    self.control_channel.judge_meeting(&announced, since, error)
+                    self.control_channel.fail_after_exchange(&announced, since, error)
                 }
                 _ => error,
             };

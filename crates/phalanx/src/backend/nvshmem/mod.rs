@@ -85,7 +85,7 @@ impl NvshmemComm {
     /// As for [`Backend::split`].
     pub unsafe fn host_channel(&self) -> Result<Box<dyn HostChannel>> {
         // SAFETY: the caller's contract.
-        let channel = unsafe { self.host_channel.part(Some(0), self.rank() as i64) }?;
+        let channel = unsafe { self.host_channel.split_channel(Some(0), self.rank() as i64) }?;
         Ok(channel.expect("everybody has a colour"))
     }
 
@@ -93,7 +93,7 @@ impl NvshmemComm {
     pub fn join(host: Box<dyn HostChannel>, gpu: Option<usize>, name: &str) -> Result<NvshmemComm> {
         let topology = host.host_topology();
         // SAFETY: nobody else uses the channel yet.
-        let channel = || unsafe { host.part(Some(0), host.rank() as i64) };
+        let channel = || unsafe { host.split_channel(Some(0), host.rank() as i64) };
         let (host_channel, watch_channel) = (channel()?, channel()?);
         let (host_channel, watch_channel) = host_channel.zip(watch_channel).expect("everybody has a colour");
         let control = PeControl::over(host_channel, watch_channel, format!("{name}/nvshmem"));
@@ -112,14 +112,14 @@ impl NvshmemComm {
         let (rank, ranks) = (channel.rank(), channel.world_size());
         let part = || {
             // SAFETY: nobody else uses `channel` yet.
-            let part = unsafe { channel.part(Some(0), rank as i64) }?;
+            let part = unsafe { channel.split_channel(Some(0), rank as i64) }?;
             Ok::<_, Error>(part.expect("everybody has a colour"))
         };
         let (control_channel, messages) = (part()?, NvshmemMessages::new(part()?, part()?));
         let mut all = vec![[0u64; 2]; ranks];
         let own = [process.pe as u64, u64::from(team.is_some())];
         // SAFETY: as above.
-        unsafe { channel.tell_all(&own, all.as_flattened_mut()) }?;
+        unsafe { channel.all_gather_words(&own, all.as_flattened_mut()) }?;
         let pes: Vec<usize> = all.iter().map(|[pe, _]| *pe as usize).collect();
         let host_channel: Arc<dyn HostChannel> = channel.into();
         Ok(NvshmemComm {
@@ -240,7 +240,7 @@ impl Backend for NvshmemComm {
         self.join_call(&Call::empty(Operation::Split))?;
         let team = self.split_team(color, key).map_err(|error| self.fail(error))?;
         // SAFETY: the caller's contract; one thread at a time is in a collective.
-        let part = self.on_host_channel(|channel| unsafe { channel.part(color, key) })?;
+        let part = self.on_host_channel(|channel| unsafe { channel.split_channel(color, key) })?;
         let Some(control) = part else { return Ok(None) };
         Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
     }

@@ -8,7 +8,7 @@
 
 use super::process::Half;
 use super::{NvshmemComm, device};
-use crate::contract::{Backend, Blocks, Call, Operation};
+use crate::contract::{Backend, Call};
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use crate::types::memory::{RawStream, Space};
@@ -43,51 +43,27 @@ pub(crate) struct StagingPlan {
 impl StagingPlan {
     /// The blocks of a call. In reductions all blocks to combine have the same target.
     pub fn of(call: &Call<'_>, rank: usize, ranks: usize) -> StagingPlan {
-        use Operation::*;
-        let size = call.dtype.size();
-        let at_root = rank == call.root;
-        let len = |blocks: &Blocks<'_>, block| blocks.len(block) * size;
-        let offset = |blocks: &Blocks<'_>, block| blocks.offset(block) * size;
-        let (sends, receives) = (&call.blocks, &call.recv_blocks);
-        let own = |bytes| StagedPiece { place: 0, start: call.send, bytes };
-        let for_each = || {
-            let block = |to| {
-                let start = call.send.wrapping_add(offset(sends, to));
-                StagedPiece { place: to, start, bytes: len(sends, to) }
-            };
-            (0..ranks).map(block).collect::<Vec<_>>()
+        let flow = call.flow();
+        // A writer puts each block in the place of its reader; a block for all readers goes in the first place.
+        let place_of = |reader| if flow.scattered { reader } else { 0 };
+        let shown_to = |reader| {
+            let source = flow.source(rank, reader);
+            let start = call.send.wrapping_add(source.start);
+            StagedPiece { place: place_of(reader), start, bytes: source.len() }
         };
-        let from_each = |place| {
-            let block = |from| {
-                let start = call.recv.wrapping_add(offset(receives, from));
-                FetchedPiece { rank: from, place, start, bytes: len(receives, from) }
-            };
-            (0..ranks).map(block).collect::<Vec<_>>()
+        let fetched_from = |writer| {
+            let target = flow.target(rank, writer);
+            let start = call.recv.wrapping_add(target.start);
+            FetchedPiece { rank: writer, place: place_of(rank), start, bytes: target.len() }
         };
-        let same_from_each = |place, bytes| {
-            (0..ranks).map(|rank| FetchedPiece { rank, place, start: call.recv, bytes }).collect::<Vec<_>>()
-        };
-        let when = |is: bool, fetched: Vec<FetchedPiece>| if is { fetched } else { Vec::new() };
-        let (shown, fetched) = match call.operation {
-            Broadcast => {
-                let bytes = len(sends, rank);
-                let from_root = FetchedPiece { rank: call.root, place: 0, start: call.recv, bytes };
-                (if at_root { vec![own(bytes)] } else { Vec::new() }, vec![from_root])
-            }
-            AllReduce => (vec![own(len(sends, rank))], same_from_each(0, len(sends, rank))),
-            Reduce => (vec![own(len(sends, rank))], when(at_root, same_from_each(0, len(sends, rank)))),
-            ReduceScatter | ReduceScatterV => (for_each(), same_from_each(rank, len(sends, rank))),
-            AllGather | AllGatherV => (vec![own(len(sends, rank))], from_each(0)),
-            Gather | GatherV => (vec![own(len(sends, rank))], when(at_root, from_each(0))),
-            Scatter | ScatterV => {
-                let bytes = len(sends, rank);
-                let from_root = FetchedPiece { rank: call.root, place: rank, start: call.recv, bytes };
-                (if at_root { for_each() } else { Vec::new() }, vec![from_root])
-            }
-            AllToAll | AllToAllV => (for_each(), from_each(rank)),
-            Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume | WaitSignals
-            | DeviceComm | Send | Recv => (Vec::new(), Vec::new()),
-        };
+        let (mut shown, mut fetched) = (Vec::new(), Vec::new());
+        if flow.writers.includes(rank) {
+            let places = if flow.scattered { ranks } else { 1 };
+            shown.extend((0..places).map(shown_to));
+        }
+        if flow.readers.includes(rank) {
+            fetched.extend(flow.writers.among(ranks).map(fetched_from));
+        }
         StagingPlan { shown, fetched }
     }
 }

@@ -34,7 +34,7 @@ impl NvshmemComm {
         let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64, has as u64];
         let mut all = vec![[0u64; 4]; ranks];
         // SAFETY: one thread at a time is in a collective.
-        self.on_host_channel(|channel| unsafe { channel.tell_all(&own, all.as_flattened_mut()) })?;
+        self.on_host_channel(|channel| unsafe { channel.all_gather_words(&own, all.as_flattened_mut()) })?;
         let mut colors: Vec<u64> = all.iter().filter(|words| words[0] == 1).map(|words| words[1]).collect();
         colors.sort_unstable();
         colors.dedup();

@@ -41,7 +41,7 @@ pub(super) fn over_mpi(
 ) -> Result<NewComm> {
     let own = introduction(environment, settings)?;
     let world = mpi_world(Some(launcher), settings)?;
-    let introductions = agreement::decode(&world.tell_bytes(&own.to_bytes())?)?;
+    let introductions = agreement::decode(&world.all_gather_bytes(&own.to_bytes())?)?;
     let topology = agreement::topology(&introductions);
     let backend = agreement::agree(&introductions, &topology, BackendKind::Mpi)?;
     tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
@@ -54,7 +54,7 @@ pub(super) fn over_mpi(
     let place = launcher.place(environment);
     // The job's name may differ between hosts.
     let job = place.as_ref().map_or("MPI_COMM_WORLD", |place| &place.job);
-    let job = String::from_utf8_lossy(&world.tell_bytes(job.as_bytes())?[0]).into_owned();
+    let job = String::from_utf8_lossy(&world.all_gather_bytes(job.as_bytes())?[0]).into_owned();
     if backend == BackendKind::Mpi {
         return Ok(NewComm::new(Arc::new(world), job));
     }

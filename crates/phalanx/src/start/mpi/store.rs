@@ -26,7 +26,7 @@ pub(super) fn open_store_over_mpi(
     if let Ok(Some(hosted)) = &hosted {
         announcement.extend(hosted.token.reveal().bytes());
     }
-    let all = world.tell_bytes(&announcement)?;
+    let all = world.all_gather_bytes(&announcement)?;
     let hosted = hosted?;
     if let Some(rank) = all.iter().position(|announcement| announcement[0] == 0) {
         return Err(too_few_threads(rank, topology));

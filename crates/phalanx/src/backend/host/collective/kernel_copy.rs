@@ -1,49 +1,54 @@
-//! Kernel copy: all_to_alls of long blocks between processes, which the kernel copies from one to the other (`fetch.rs`).
+//! Kernel copy: all_to_alls of long blocks between processes, which the kernel copies (`control/endpoint/kernel_copy.rs`).
 //!
-//! The kernel copies once where the region copies twice, but has more to do for each page. The faster one depends on the machine: two cores
-//! of a Xeon take a fifth less by the kernel, two that share a small cache on an EPYC half as much again. Rank 0 times both for each size
-//! class and keeps the faster one. If that is the region, ranks no longer offer such blocks, which takes system calls. (An all_gather is
-//! staged once and read by all, which is as fast or faster everywhere.)
+//! The kernel copies once where the region copies twice, but has more to do for each page. The machine decides which is faster: two cores of
+//! a Xeon take a fifth less by kernel copy, two cores of an EPYC that share a small cache half as much again. Rank 0 times both on the first
+//! long all_to_alls of a communicator, and keeps the faster one for all lengths. If that is the region, ranks no longer publish the
+//! addresses of their blocks, which saves system calls. (An all_gather is written to the region once and read by all, which is as fast or
+//! faster everywhere.)
 
 use super::Collective;
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::two_phase::copy_own;
 use crate::backend::host::choose;
-use crate::backend::host::tunables::KERNEL_COPY;
 use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::types::error::Result;
 use std::time::Instant;
 
-/// Rank 0's choice, in its opening: kernel copy if all blocks are offered, or the region, this time or for good.
-pub(crate) const TO_TRY_PASSING: u64 = 0;
-pub(crate) const TO_FETCH: u64 = 2;
-pub(crate) const TO_PASS: u64 = 3;
+/// Rank 0's choice, in its opening: the region for this operation; kernel copy, if all ranks have published addresses; or the region from
+/// now on.
+const REGION_ONCE: u64 = 0;
+const KERNEL_COPY: u64 = 2;
+const REGION_FROM_NOW_ON: u64 = 3;
 
 /// Trial of rank 0; the usual algorithm is the region.
 pub(crate) fn trial() -> AlgorithmTrial {
-    AlgorithmTrial::new(KERNEL_COPY, u32::MAX)
+    AlgorithmTrial::new(0.0)
 }
 
 /// Rank 0's choice as it stands in its opening.
 pub(crate) fn word(choice: Choice) -> u64 {
     match choice {
-        Choice::Try(Candidate::Other) | Choice::Keep(Candidate::Other) => TO_FETCH,
-        Choice::Try(Candidate::Usual) => TO_TRY_PASSING,
-        Choice::Keep(Candidate::Usual) => TO_PASS,
+        Choice::Try(Candidate::Other) | Choice::Keep(Candidate::Other) => KERNEL_COPY,
+        Choice::Try(Candidate::Usual) => REGION_ONCE,
+        Choice::Keep(Candidate::Usual) => REGION_FROM_NOW_ON,
     }
 }
 
 impl Collective<'_> {
-    /// Address from which peers can have this rank's blocks copied, if all ranks can.
-    pub(crate) fn offer(&self, send: *const u8, flow: &Flow<'_>) -> Location {
+    /// Address from which the kernel can copy this rank's blocks to its peers; `NOWHERE` if it cannot, for any pair of ranks.
+    pub(crate) fn kernel_copy_source(&self, send: *const u8, flow: &Flow<'_>) -> Location {
         let len = flow.send_len(self.endpoint.rank, self.endpoint.ranks);
-        if self.endpoint.can_offer(send, len) { Location::to_fetch(send) } else { Location::NOWHERE }
+        if self.endpoint.is_kernel_copyable(send, len) {
+            Location::kernel_copied(send)
+        } else {
+            Location::NOWHERE
+        }
     }
 
     /// # Safety
     /// As for `bulk`, after the openings, for an all_to_all.
-    pub(crate) unsafe fn fetch_or_pass(
+    pub(crate) unsafe fn by_kernel_copy_or_region(
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
@@ -53,41 +58,41 @@ impl Collective<'_> {
         // All ranks choose alike: they have heard the same openings.
         // SAFETY: as `opening` says.
         let choice = unsafe { (*self.opening(0)).data[4] };
-        if choice == TO_PASS {
-            self.state.fetches.settle(flow.longest());
+        if choice == REGION_FROM_NOW_ON {
+            self.state.kernel_copies.keep_usual();
             // SAFETY: the caller's contract.
             return unsafe { self.pass(call, flow, pairwise, send) };
         }
-        // Told before the first is fetched; all are there to be looked into.
-        self.endpoint.try_fetching();
+        // All peers are there, since they have opened. Before the first kernel copy, every rank must know that all ranks can.
+        self.endpoint.probe_kernel_copy();
         let began = Instant::now();
-        let fetched =
-            choice == TO_FETCH && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_to_fetch());
+        let by_kernel = choice == KERNEL_COPY
+            && (0..self.endpoint.ranks).all(|rank| self.locations(rank)[0].is_kernel_copied());
         // SAFETY: the caller's contract.
         unsafe {
-            if fetched {
-                self.fetch_blocks(call, flow)?;
+            if by_kernel {
+                self.kernel_copy_blocks(call, flow)?;
             } else {
                 self.pass(call, flow, pairwise, send)?;
             }
         }
-        if send.is_to_fetch() {
-            let candidate = if fetched { Candidate::Other } else { Candidate::Usual };
-            self.state.fetches.took(flow.longest(), candidate, began.elapsed());
+        if send.is_kernel_copied() {
+            let candidate = if by_kernel { Candidate::Other } else { Candidate::Usual };
+            self.state.kernel_copies.took(flow.longest(), candidate, began.elapsed());
         }
         Ok(())
     }
 
     /// # Safety
-    /// As for `bulk`, after the openings, which say that the blocks are to be fetched.
-    unsafe fn fetch_blocks(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+    /// As for `bulk`, after the openings, in which all ranks have published addresses.
+    unsafe fn kernel_copy_blocks(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let rank = self.endpoint.rank;
         for writer in self.endpoint.peers() {
             let source = self.locations(writer)[0].offset + flow.source_offset(rank) as u64;
             // SAFETY: the writer's block has its place in `recv`.
             unsafe {
                 let target = call.recv.add(flow.target_offset(writer));
-                self.endpoint.fetch(writer, source, target, flow.block_len(writer, rank))?;
+                self.endpoint.kernel_copy(writer, source, target, flow.block_len(writer, rank))?;
             }
         }
         // SAFETY: own blocks lie in `send` and `recv`, the same place or apart.

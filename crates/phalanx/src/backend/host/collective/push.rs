@@ -6,7 +6,7 @@
 use super::trial::{AlgorithmTrial, Candidate, Choice};
 use super::{Collective, State};
 use crate::backend::host::choose::{self, Bulk, PushStores};
-use crate::backend::host::tunables::{PUSH_STEP, PUSH_STREAMING, PUSH_STREAMING_SAVING};
+use crate::backend::host::tunables::{PUSH_STEP, PUSH_STREAMING_SAVING};
 use crate::contract::{Call, Flow};
 use crate::control::world::Location;
 use crate::os::LINE;
@@ -19,7 +19,7 @@ pub(crate) const OPEN_TO_PUSHES: u64 = 1;
 
 /// Trial of stores past the caches; the usual ones go through them.
 pub(crate) fn trial() -> AlgorithmTrial {
-    AlgorithmTrial::new(PUSH_STREAMING, PUSH_STREAMING_SAVING)
+    AlgorithmTrial::new(PUSH_STREAMING_SAVING)
 }
 
 impl Collective<'_> {
@@ -55,7 +55,7 @@ impl Collective<'_> {
         let start = (rank * part).min(bytes);
         let end = (start + part).min(bytes);
         let stores = choose::push_stores(bytes);
-        let choice = (stores == PushStores::Tried).then(|| self.state.pushes.next(bytes));
+        let choice = (stores == PushStores::Tried).then(|| self.state.pushes.next());
         // Targets that are stored to through the caches: the own one first.
         let through = match (stores, choice.map(Choice::candidate)) {
             (PushStores::Streaming, _) => 0,

@@ -1,6 +1,6 @@
-//! Picks between two algorithms by timing both on the first calls of each size class and keeping the faster.
+//! Picks between two algorithms: times both on the first calls of a communicator, and keeps the faster one for all lengths.
 
-use crate::backend::host::tunables::{TRIAL_CLASSES, TRIAL_STRETCH};
+use crate::backend::host::tunables::TRIAL_STRETCH;
 use std::time::Duration;
 
 const TRIALS: u32 = 3 * TRIAL_STRETCH;
@@ -14,7 +14,7 @@ pub(crate) enum Candidate {
 /// Algorithm of the next operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// A trial: its time is to be passed to `took`.
+    /// A trial: the caller passes its time to `took`.
     Try(Candidate),
     Keep(Candidate),
 }
@@ -27,70 +27,58 @@ impl Choice {
     }
 }
 
-/// Times of two algorithms, by size class.
+/// A trial of two algorithms, and its result.
 pub(crate) struct AlgorithmTrial {
-    shortest: usize,
-    /// The other algorithm must save more than one part of the time in so many.
-    parts: u32,
-    classes: [Trials; TRIAL_CLASSES],
-}
-
-#[derive(Default, Clone, Copy)]
-struct Trials {
+    /// Part of the time that the other algorithm must save.
+    saving: f64,
     tried: u32,
-    /// The shortest time of each algorithm.
-    best: [Option<Duration>; 2],
+    /// The shortest time of each algorithm, in seconds per byte: the trials may have different lengths.
+    best: [f64; 2],
     /// The usual algorithm is kept, whatever was measured.
-    settled: bool,
+    keeps_usual: bool,
 }
 
 impl AlgorithmTrial {
-    /// For lengths from `shortest` on.
-    pub const fn new(shortest: usize, parts: u32) -> AlgorithmTrial {
-        const NONE: Trials = Trials { tried: 0, best: [None; 2], settled: false };
-        AlgorithmTrial { shortest, parts, classes: [NONE; TRIAL_CLASSES] }
+    pub const fn new(saving: f64) -> AlgorithmTrial {
+        AlgorithmTrial { saving, tried: 0, best: [f64::INFINITY; 2], keeps_usual: false }
     }
 
-    fn class(&self, len: usize) -> usize {
-        ((len / self.shortest).max(1).ilog2() as usize).min(TRIAL_CLASSES - 1)
-    }
-
-    /// The algorithm of the next operation of this length.
-    pub fn next(&self, len: usize) -> Choice {
-        match self.classes[self.class(len)] {
-            Trials { settled: true, .. } => Choice::Keep(Candidate::Usual),
-            Trials { tried, .. } if tried < TRIALS => {
-                Choice::Try([Candidate::Usual, Candidate::Other][usize::from(tried / TRIAL_STRETCH == 1)])
-            }
-            Trials { best: [Some(usual), Some(other)], .. } if other + usual / self.parts < usual => {
-                Choice::Keep(Candidate::Other)
-            }
-            _ => Choice::Keep(Candidate::Usual),
+    /// The algorithm of the next operation.
+    pub fn next(&self) -> Choice {
+        let [usual, other] = self.best;
+        if self.keeps_usual {
+            Choice::Keep(Candidate::Usual)
+        } else if self.tried < TRIALS {
+            let in_second_stretch = self.tried / TRIAL_STRETCH == 1;
+            Choice::Try(if in_second_stretch { Candidate::Other } else { Candidate::Usual })
+        } else if other < usual * (1.0 - self.saving) {
+            Choice::Keep(Candidate::Other)
+        } else {
+            Choice::Keep(Candidate::Usual)
         }
     }
 
-    /// Notes the time of an operation.
+    /// Notes the time of an operation on so many bytes.
     pub fn took(&mut self, len: usize, candidate: Candidate, time: Duration) {
-        let Trials { tried, best, .. } = &mut self.classes[self.class(len)];
-        if *tried < TRIALS {
-            let best = &mut best[candidate as usize];
-            *best = Some(best.map_or(time, |best| best.min(time)));
-            *tried += 1;
+        if self.tried < TRIALS {
+            let best = &mut self.best[candidate as usize];
+            *best = best.min(time.as_secs_f64() / len as f64);
+            self.tried += 1;
         }
     }
 
-    /// Keeps to the usual algorithm, since another rank has chosen it for all.
-    pub fn settle(&mut self, len: usize) {
-        self.classes[self.class(len)].settled = true;
+    /// Keeps the usual algorithm from now on, since another rank has chosen it for all.
+    pub fn keep_usual(&mut self) {
+        self.keeps_usual = true;
     }
 
-    pub fn is_settled(&self, len: usize) -> bool {
-        self.classes[self.class(len)].settled
+    pub fn keeps_usual(&self) -> bool {
+        self.keeps_usual
     }
 
     #[cfg(all(test, target_os = "linux"))]
-    pub fn has_tried_other(&self, len: usize) -> bool {
-        self.classes[self.class(len)].best[Candidate::Other as usize].is_some()
+    pub fn has_tried_other(&self) -> bool {
+        self.best[Candidate::Other as usize].is_finite()
     }
 }
 
@@ -98,40 +86,54 @@ impl AlgorithmTrial {
 mod tests {
     use super::*;
 
-    /// Choices for operations of `len` that take so many microseconds by either algorithm.
-    fn choices(trial: &mut AlgorithmTrial, len: usize, times: [u64; 2]) -> Vec<Choice> {
+    /// Choices for operations of `len` bytes whose algorithms take so many nanoseconds per byte.
+    fn choices(trial: &mut AlgorithmTrial, len: usize, times: [u64; 2], operations: u32) -> Vec<Choice> {
         let mut run = || {
-            let choice = trial.next(len);
-            trial.took(len, choice.candidate(), Duration::from_micros(times[choice.candidate() as usize]));
+            let choice = trial.next();
+            let time = Duration::from_nanos(times[choice.candidate() as usize] * len as u64);
+            trial.took(len, choice.candidate(), time);
             choice
         };
-        (0..TRIALS + 2).map(|_| run()).collect()
+        (0..operations).map(|_| run()).collect()
     }
 
     #[test]
-    fn the_faster_algorithm_is_kept_for_each_length() {
-        const SHORTEST: usize = 1000;
-        let mut trial = AlgorithmTrial::new(SHORTEST, u32::MAX);
+    fn the_faster_algorithm_is_kept_for_all_lengths() {
         let tries = [Candidate::Usual, Candidate::Other, Candidate::Usual]
-            .map(|way| [Choice::Try(way); TRIAL_STRETCH as usize])
+            .map(|candidate| [Choice::Try(candidate); TRIAL_STRETCH as usize])
             .concat();
-        let kept = |way| [&tries[..], &[Choice::Keep(way); 2]].concat();
-        assert_eq!(choices(&mut trial, SHORTEST, [90, 50]), kept(Candidate::Other));
-        assert_eq!(choices(&mut trial, 2 * SHORTEST, [50, 90]), kept(Candidate::Usual));
-        let tried = choices(&mut trial, 2 * SHORTEST - 1, [50, 90]);
-        assert_eq!(tried, [Choice::Keep(Candidate::Other); TRIALS as usize + 2], "of a class that was tried");
-        assert_eq!(choices(&mut trial, usize::MAX, [9, 5]), kept(Candidate::Other));
+        for (times, faster) in [([90, 50], Candidate::Other), ([50, 90], Candidate::Usual)] {
+            let mut trial = AlgorithmTrial::new(0.0);
+            assert_eq!(choices(&mut trial, 1000, times, TRIALS), tries);
+            let [usual, other] = times;
+            for len in [1, 1000, 1 << 40] {
+                assert_eq!(
+                    choices(&mut trial, len, [other, usual], 2),
+                    [Choice::Keep(faster); 2],
+                    "{len} bytes"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn trials_of_different_lengths_are_compared_by_their_time_per_byte() {
+        let mut trial = AlgorithmTrial::new(0.0);
+        let stretches = [1000, 8000, 1000].map(|len| choices(&mut trial, len, [90, 50], TRIAL_STRETCH));
+        assert!(stretches.concat().iter().all(|choice| matches!(choice, Choice::Try(_))));
+        assert_eq!(
+            trial.next(),
+            Choice::Keep(Candidate::Other),
+            "although each of its operations took longer"
+        );
     }
 
     #[test]
     fn the_other_algorithm_has_to_save_its_part() {
-        for (other, way) in [(87, Candidate::Other), (88, Candidate::Usual)] {
-            let mut trial = AlgorithmTrial::new(1, 8);
-            assert_eq!(
-                choices(&mut trial, 1, [100, other]).last(),
-                Some(&Choice::Keep(way)),
-                "{other} of 100"
-            );
+        for (other, kept) in [(87, Candidate::Other), (88, Candidate::Usual)] {
+            let mut trial = AlgorithmTrial::new(1.0 / 8.0);
+            choices(&mut trial, 1, [100, other], TRIALS);
+            assert_eq!(trial.next(), Choice::Keep(kept), "{other} of 100");
         }
     }
 }

@@ -184,15 +184,15 @@ impl Inner {
     pub(super) fn deliver_unexpected(
         &mut self,
         endpoint: &Endpoint,
-        ticket: usize,
+        id: usize,
         message: &Unexpected,
     ) -> Result<()> {
-        let transfer = self.posted(ticket).transfer;
-        self.check_match(endpoint, transfer.peer, ticket, &message.header)?;
+        let transfer = self.posted(id).transfer;
+        self.check_match(endpoint, transfer.peer, id, &message.header)?;
         let Direction::Recv(target) = transfer.direction else { unreachable!("a receive") };
         // SAFETY: the target has as many bytes as were sent, just checked; the message has arrived.
         unsafe { reduce::copy(target, message.bytes.as_ptr().cast(), message.bytes.len(), false) };
-        self.finish(ticket);
+        self.finish(id);
         Ok(())
     }
 }

@@ -151,7 +151,7 @@ impl PeControl {
     }
 
     /// Gathers bytes of any length from all PEs, in their order.
-    pub fn tell_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut lens = vec![0u64; self.world_size()];
         self.all_gather(&[own.len() as u64], &mut lens)?;
         let longest = lens.iter().copied().max().unwrap_or(0) as usize;
@@ -167,7 +167,7 @@ impl PeControl {
     pub fn look(&self, since: Instant) -> Result<()> {
         let Some(control_channel) = &self.control_channel else { return Ok(()) };
         // No number: work on streams has no counterpart on other PEs.
-        control_channel.look(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)
+        control_channel.check_peers(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)
     }
 }
 

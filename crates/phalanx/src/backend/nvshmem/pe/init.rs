@@ -54,9 +54,8 @@ impl Builder {
         check_processes(topology, &control)?;
         // Several PEs may choose one GPU here; the library decides whether it can be shared.
         let seen = gpu_ids().and_then(|ids| Visible::here(ids, self.gpu, true));
-        let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.tell_bytes(own))?;
-        // A PE that cannot go on says so before the others enter the library, where they would wait without
-        // limit.
+        let gpu = settle_gpu("NVSHMEM", seen, (rank, topology), |own| control.all_gather_bytes(own))?;
+        // A PE that cannot go on says so before the others enter the library, where they would wait without limit.
         let ready = PreparedPe::new(gpu, Some(&plugin::UID));
         let agreed = control.agree(ready.is_ok(), "begin (NVSHMEM, its GPU, or an earlier context)");
         let ready = ready?;

@@ -1,10 +1,11 @@
-//! Reading a peer's private memory: the kernel copies it, once, from process to process (`process_vm_readv`, "cross-memory attach").
+//! Kernel copy: reading a peer's private memory with `process_vm_readv` ("cross-memory attach"). The kernel copies once, from process to
+//! process.
 //!
-//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with processes of their own). Each rank first reads a mark of every
-//! peer, and publishes whether it could. Memory is offered once all could; before, and if some cannot, blocks go through the region.
+//! Not every system allows that (Yama's `ptrace_scope`, seccomp, containers with PID namespaces of their own). Each rank therefore probes it:
+//! it reads a mark from the memory of every peer, and publishes whether it could. Kernel copy is used after all ranks could.
 
-use super::tunables::KERNEL_COPY_STEP;
-use crate::control::endpoint::Endpoint;
+use super::Endpoint;
+use crate::control::tunables::KERNEL_COPY_STEP;
 use crate::os;
 use crate::os::sync::Ordering;
 use crate::types::error::{Error, Result};
@@ -17,26 +18,31 @@ fn own_mark() -> &'static u64 {
 }
 
 impl Endpoint {
-    /// Shows this process's mark to its peers, before it is known to be there.
-    pub fn show_mark(&self) {
+    /// Publishes this process's mark. Must come before the rank's state becomes active, since peers read the mark from then on.
+    pub(super) fn publish_mark(&self) {
         if self.world.is_processes() {
-            let words = &self.own().life.fetching;
+            let words = &self.own().life.kernel_copy;
             words.mark.store(*own_mark(), Ordering::Relaxed);
             words.mark_at.store(std::ptr::from_ref(own_mark()) as u64, Ordering::Relaxed);
         }
     }
 
-    /// Tries to read the marks of all peers, and publishes whether all can be read. Only the first call does.
-    pub fn try_fetching(&self) {
-        self.tried_fetching.get_or_init(|| {
+    /// Tries to read the marks of all peers, and publishes whether it could read all. Only the first call does.
+    pub fn probe_kernel_copy(&self) {
+        self.probed_kernel_copy.get_or_init(|| {
             let reads_all = self.world.is_processes() && self.peers().all(|peer| self.reads_mark(peer));
-            tracing::debug!(rank = self.rank, reads_all, "looked into the memory of the other processes");
-            self.own().life.fetching.reads_all.store(reads_all.into(), Ordering::Release);
+            tracing::debug!(rank = self.rank, reads_all, "probed process_vm_readv from the other processes");
+            self.own().life.kernel_copy.reads_all.store(reads_all.into(), Ordering::Release);
         });
     }
 
+    #[cfg(all(test, target_os = "linux"))]
+    pub fn has_probed_kernel_copy(&self) -> bool {
+        self.probed_kernel_copy.get().is_some()
+    }
+
     fn reads_mark(&self, peer: usize) -> bool {
-        let words = &self.channel.state(peer).life.fetching;
+        let words = &self.channel.state(peer).life.kernel_copy;
         let (mark, at) = (words.mark.load(Ordering::Relaxed), words.mark_at.load(Ordering::Relaxed));
         let mut seen = [0; 8];
         // SAFETY: `seen` has room for a word.
@@ -44,15 +50,15 @@ impl Endpoint {
         mark != 0 && read.is_ok() && u64::from_ne_bytes(seen) == mark
     }
 
-    /// Whether every rank is known to be able to read every other's private memory.
-    pub fn all_fetch(&self) -> bool {
+    /// Whether every rank has published that it can read the private memory of every other.
+    pub fn can_all_kernel_copy(&self) -> bool {
         (0..self.ranks)
-            .all(|rank| self.channel.state(rank).life.fetching.reads_all.load(Ordering::Acquire) == 1)
+            .all(|rank| self.channel.state(rank).life.kernel_copy.reads_all.load(Ordering::Acquire) == 1)
     }
 
-    /// Whether peers can read this memory of this process, of which there is some. The kernel does not copy every memory: not that of devices,
-    /// such as a driver's pinned buffers.
-    pub fn can_offer(&self, start: *const u8, len: usize) -> bool {
+    /// Whether peers can read this memory of this process; `len` is not 0. The kernel does not copy the memory of devices, such as a driver's
+    /// pinned buffers.
+    pub fn is_kernel_copyable(&self, start: *const u8, len: usize) -> bool {
         let own = std::process::id();
         let is_read = |at: usize| {
             let mut byte = 0;
@@ -60,14 +66,14 @@ impl Endpoint {
             unsafe { os::read_process(own, start as u64 + at as u64, &mut byte, 1) }.is_ok()
         };
         // Memory with a readable first and last byte is taken for one allocation.
-        self.all_fetch() && is_read(0) && is_read(len - 1)
+        self.can_all_kernel_copy() && is_read(0) && is_read(len - 1)
     }
 
-    /// Copies bytes from an address in a peer's process.
+    /// Copies bytes from an address in a peer's process to `target`.
     ///
     /// # Safety
     /// `len` bytes are writable at `target`.
-    pub unsafe fn fetch(&self, peer: usize, source: u64, target: *mut u8, len: usize) -> Result<()> {
+    pub unsafe fn kernel_copy(&self, peer: usize, source: u64, target: *mut u8, len: usize) -> Result<()> {
         for start in (0..len).step_by(KERNEL_COPY_STEP) {
             let step = (len - start).min(KERNEL_COPY_STEP);
             let mut read = Ok(());

@@ -1,0 +1,200 @@
+//! Waiting for peers: polls, yields, then sleeps on a futex. A sleep ends at times to find out whether the peers can still come.
+
+use super::Endpoint;
+use crate::control::diagnosis::is_message;
+use crate::control::failure::{ChannelFailure, Context};
+use crate::control::flags::Park;
+use crate::control::liveness::Liveness;
+use crate::control::record::Record;
+use crate::os::sync::{AtomicU32, Ordering};
+use crate::types::error::{PeerEvent, Result};
+use std::time::{Duration, Instant};
+
+/// Polls at first if every rank has a core: about a microsecond.
+const POLLS: u32 = 400;
+/// Polls at first if ranks share cores: enough for a peer on another core that is about to finish.
+const POLLS_CROWDED: u32 = 24;
+/// Then, if every rank has a core, polls with a pause instruction between them: some tens of microseconds.
+const PAUSES: u32 = 600;
+/// Then yields the core for this long, before it sleeps. A shorter time costs more: a rank that sleeps is late for its peers, which then
+/// sleep as well, and many ranks would stay in that state.
+const YIELDING: Duration = Duration::from_millis(10);
+/// A sleep ends after this time at first, and after twice as much each time, up to the last; then the rank checks that the peers live.
+const FIRST_SLEEP: Duration = Duration::from_millis(1);
+const LAST_SLEEP: Duration = Duration::from_millis(50);
+/// If a turn of a wait takes this much longer than its sleep, the rank itself did not run.
+const HELD_UP: Duration = Duration::from_secs(1);
+/// Time between two log lines of a rank that waits.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Polls before a wait pauses or yields.
+pub(super) fn polls(crowded: bool) -> u32 {
+    if crowded { POLLS_CROWDED } else { POLLS }
+}
+
+/// The operation that a rank waits in, for errors: its number and its record.
+pub(crate) type PendingOperation = (u64, Record);
+
+/// The ranks that a wait is for. One rank, the usual case, needs no allocation.
+pub(crate) enum Peers {
+    One([usize; 1]),
+    Many(Vec<usize>),
+}
+
+impl std::ops::Deref for Peers {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        match self {
+            Peers::One(peer) => peer,
+            Peers::Many(peers) => peers,
+        }
+    }
+}
+
+/// Publishes the rank that a thread of this rank waits for, until dropped.
+struct Waiting<'a> {
+    word: &'a AtomicU32,
+    published: u32,
+}
+
+impl Waiting<'_> {
+    fn publish(&mut self, awaited: u32) {
+        self.published = awaited;
+        self.word.store(awaited, Ordering::Release);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // Another thread of the rank may have published another rank since.
+        let _ = self.word.compare_exchange(self.published, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+impl Endpoint {
+    /// Waits until `ready`, which `peer` will make true.
+    #[inline(always)]
+    pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
+        for _ in 0..self.polls {
+            if ready() {
+                return Ok(());
+            }
+        }
+        let pending = || self.own().last_announced().expect("a rank that waits has announced why");
+        self.wait_long(&mut || Ok(ready()), &|| Peers::One([peer]), &|| Peers::One([peer]), &pending)
+    }
+
+    /// Waits until `ready`, which needs all of `awaited`: polls, yields, and then sleeps until one of `wakers` has published progress.
+    #[cold]
+    pub fn wait_long(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Peers,
+        awaited: &dyn Fn() -> Peers,
+        pending: &dyn Fn() -> PendingOperation,
+    ) -> Result<()> {
+        if !self.crowded {
+            for _ in 0..PAUSES {
+                std::hint::spin_loop();
+                if ready()? {
+                    return Ok(());
+                }
+            }
+        }
+        let since = Instant::now();
+        while since.elapsed() < YIELDING {
+            std::thread::yield_now();
+            if ready()? {
+                return Ok(());
+            }
+            self.check()?;
+        }
+        self.sleep_until(ready, wakers, awaited, pending, since)
+    }
+
+    fn sleep_until(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        wakers: &dyn Fn() -> Peers,
+        awaited: &dyn Fn() -> Peers,
+        pending: &dyn Fn() -> PendingOperation,
+        mut since: Instant,
+    ) -> Result<()> {
+        let mut slice = FIRST_SLEEP;
+        let (mut logged, mut checked) = (since, since);
+        let mut liveness = Liveness::new();
+        let mut waiting = Waiting { word: &self.status(self.rank).waits_for, published: 0 };
+        loop {
+            let (wakers, peers) = (wakers(), awaited());
+            let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
+            if let Some(first) = peers.first() {
+                waiting.publish(self.members[*first] as u32 + 1);
+            }
+            let left = self.deadline().saturating_sub(since.elapsed());
+            let turn = self.own().park.prepare(parks(), self.fences);
+            let outcome = ready();
+            if matches!(outcome, Ok(false)) && !self.has_failed() {
+                self.own().park.sleep(turn, slice.min(left));
+            }
+            Park::finish(parks());
+            if outcome? || ready()? {
+                return Ok(());
+            }
+            self.check()?;
+            let held_up = checked.elapsed().saturating_sub(slice);
+            if held_up > HELD_UP {
+                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
+                since += held_up;
+            }
+            checked = Instant::now();
+            if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
+                // It may have become ready while the reason was found: a peer that has left had done its part.
+                return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
+            }
+            slice = (slice * 2).min(LAST_SLEEP);
+            if logged.elapsed() > LOG_INTERVAL {
+                logged = Instant::now();
+                let (sequence, record) = pending();
+                let seen: Vec<_> =
+                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
+                tracing::warn!(
+                    rank = self.rank,
+                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
+                    since.elapsed(),
+                    seen.join(", ")
+                );
+            }
+        }
+    }
+
+    /// A reason to give up the wait, if there is one.
+    fn find_reason(
+        &self,
+        awaited: &[usize],
+        pending: &dyn Fn() -> PendingOperation,
+        since: Instant,
+        liveness: &mut Liveness,
+    ) -> Option<ChannelFailure> {
+        let (sequence, record) = pending();
+        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
+        if !is_message(&record)
+            && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
+        {
+            return Some(mismatch);
+        }
+        for &rank in awaited {
+            if let Some(event) = self.gone(rank) {
+                return Some(ChannelFailure::Peer { rank, event, context: context() });
+            }
+        }
+        if let Some(rank) = liveness.find_stopped(self, awaited) {
+            return Some(ChannelFailure::Peer { rank, event: PeerEvent::Stopped, context: context() });
+        }
+        if since.elapsed() >= self.deadline() {
+            let missing = self.missing(awaited, sequence, &record);
+            return Some(ChannelFailure::Timeout { missing, context: context() });
+        }
+        None
+    }
+}
