@@ -1,44 +1,5 @@
-//! The program `phalanx`: benchmarks, launches, checks and traces the ranks of a collective communication.
-//!
-//! This file turns arguments into an exit status. Each subcommand has its own folder; `perf` and `doctor`
-//! start their process ranks with `launch`.
+//! The program `phalanx`: see the library of this crate.
 
-mod cli;
-mod doctor;
-mod error;
-mod gpu;
-#[cfg(unix)]
-mod launch;
-#[cfg(not(unix))]
-#[path = "launch/absent.rs"]
-mod launch;
-mod log;
-mod machine;
-mod parse;
-mod perf;
-mod picture;
-mod pin;
-mod size;
-mod trace;
-
-use clap::Parser;
-use cli::{Cli, Command};
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    let command = Cli::parse().command;
-    let result = log::install().and_then(|()| match command {
-        Command::Perf(args) => perf::run(&args),
-        Command::Launch(args) => launch::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
-        #[cfg(unix)]
-        Command::Guard => Ok(launch::guard::run()),
-        Command::Trace(args) => trace::run(&args),
-    });
-    result.unwrap_or_else(|error| {
-        if !error::is_broken_pipe(&error) {
-            log::say(format_args!("phalanx: {}", error::explain(&error)));
-        }
-        ExitCode::FAILURE
-    })
+fn main() -> std::process::ExitCode {
+    phalanx_cli::main()
 }
