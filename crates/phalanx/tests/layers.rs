@@ -163,6 +163,52 @@ fn violations(layers: &[String], relative: &Path, text: &str) -> Vec<String> {
     found.iter().filter_map(line).collect()
 }
 
+/// Lines that print or log by macros that can unwind, beside unit tests. `os::log` has those that cannot.
+fn unwinding_prints(tokens: TokenStream, found: &mut Vec<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Ident(word) if word == "tracing" => found.push(word.span().start().line),
+            TokenTree::Ident(word)
+                if ["print", "println", "eprint", "eprintln", "dbg"].iter().any(|name| word == name) =>
+            {
+                if matches!(tokens.get(at + 1), Some(TokenTree::Punct(p)) if p.as_char() == '!') {
+                    found.push(word.span().start().line);
+                }
+            }
+            TokenTree::Group(group) => {
+                let is_tests =
+                    at >= 1 && matches!(&tokens[at - 1], TokenTree::Ident(name) if name == "tests");
+                if !is_tests {
+                    unwinding_prints(group.stream(), found);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn nothing_prints_or_logs_in_a_way_that_can_unwind() {
+    let src = root().join("src");
+    let mut found = Vec::new();
+    files(&src, &mut found);
+    let own = |file: &PathBuf| !file.ends_with("os/log.rs") && !file.to_string_lossy().contains("tests");
+    let lines: Vec<String> = found
+        .iter()
+        .filter(|file| own(file))
+        .flat_map(|file| {
+            let mut lines = Vec::new();
+            unwinding_prints(std::fs::read_to_string(file).unwrap().parse().unwrap(), &mut lines);
+            lines
+                .into_iter()
+                .map(|line| format!("{}:{line}", file.strip_prefix(&src).unwrap().display()))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(lines.is_empty(), "use the macros of os::log:\n{}", lines.join("\n"));
+}
+
 fn layers_of_backends() -> Vec<String> {
     let backends = std::fs::read_dir(root().join("src/backend")).unwrap().map(|entry| entry.unwrap());
     let folders = backends.filter(|entry| entry.path().is_dir());

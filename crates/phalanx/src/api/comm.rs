@@ -1,6 +1,7 @@
 //! [`Comm`]: one rank's end of a communicator, and [`View`]: the same with another deadline or stream.
 
 use super::builder::Builder;
+use super::lending::Lending;
 use super::raw::{Portable, RawCommunicator};
 use super::request::Requests;
 use crate::buffer::host::HostBuffer;
@@ -144,9 +145,12 @@ impl Comm {
         let record = self.recorder.open(call);
         let begun = || self.recorder.begun(record);
         let _limited = self.limited();
+        let lending = Lending::begin(&*self.backend);
         // SAFETY: `checks.rs` has checked the call against its buffers, which are borrowed by the method
         // that called this; `Comm` is not `Sync` and no job is under way, so no other thread is inside.
-        self.recorder.end(record, unsafe { self.backend.recorded_collective(call, &begun) })
+        let result = unsafe { self.backend.recorded_collective(call, &begun) };
+        lending.end();
+        self.recorder.end(record, result)
     }
 
     /// Waits until this rank's operations are complete: started ones (`start_…`), and those on GPU memory. Others are complete
@@ -190,7 +194,9 @@ impl Comm {
         match self.backend.make_portable() {
             None => {}
             Some(Ok(lane)) => self.lane = lane,
-            Some(Err(error)) => tracing::warn!("the communicator stays on the default stream: {error}"),
+            Some(Err(error)) => {
+                crate::os::log::warn!("the communicator stays on the default stream: {error}")
+            }
         }
     }
 

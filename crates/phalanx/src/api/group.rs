@@ -33,6 +33,40 @@ pub struct Group<'env> {
     env: PhantomData<(&'env mut &'env (), *const ())>,
 }
 
+/// A group of backends that is being started. A panic that leaves it ends the loans of its buffers, as
+/// [`Lending`](super::lending::Lending) does, and the thread's group.
+struct OpenGroup<'a> {
+    backends: &'a [&'a dyn Backend],
+    is_open: bool,
+}
+
+impl<'a> OpenGroup<'a> {
+    fn begin(backends: &'a [&'a dyn Backend]) -> OpenGroup<'a> {
+        backends.iter().for_each(|backend| backend.start_group());
+        OpenGroup { backends, is_open: true }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.is_open = false;
+        self.backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and)
+    }
+
+    /// The group is over: its messages are settled.
+    fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for OpenGroup<'_> {
+    fn drop(&mut self) {
+        self.backends.iter().for_each(|backend| backend.abandon());
+        if self.is_open {
+            // The communicators have failed.
+            let _ = self.end();
+        }
+    }
+}
+
 /// One communicator's part of a [`Group`].
 pub struct CommGroup<'group, 'env> {
     comm: &'env Comm,
@@ -87,9 +121,7 @@ impl<'env> Group<'env> {
                 backends.push(&*comm.backend);
             }
         }
-        for backend in &backends {
-            backend.start_group();
-        }
+        let mut open = OpenGroup::begin(&backends);
         let mut messages = Vec::with_capacity(self.transfers.len());
         let started = self.start(&mut messages);
         // Ended even if starting failed, so that the thread does not stay in a group.
@@ -97,9 +129,11 @@ impl<'env> Group<'env> {
             let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
             let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
             let _limited = Limited::to(limits.min());
-            backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and)
+            open.end()
         };
-        wait_all(&messages).and(started).and(ended)?;
+        let outcome = wait_all(&messages).and(started).and(ended);
+        open.forget();
+        outcome?;
         let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
         self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
     }

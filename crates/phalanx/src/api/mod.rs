@@ -26,6 +26,7 @@ mod collective;
 pub(crate) mod comm;
 pub(crate) mod group;
 pub(crate) mod init;
+pub(crate) mod lending;
 mod membership;
 pub(crate) mod p2p;
 pub(crate) mod raw;

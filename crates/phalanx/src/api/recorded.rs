@@ -1,6 +1,7 @@
 //! Messages of a [`Comm`], recorded in its flight recorder; and writing that record.
 
 use super::comm::Comm;
+use super::lending::Lending;
 use crate::contract::Transfer;
 use crate::types::error::Result;
 use crate::watch::{Posted, dump};
@@ -16,8 +17,11 @@ impl Comm {
         self.requests.make_way_for_message();
         let record = self.recorder.begin_message(&transfer);
         let _limited = self.limited();
+        let lending = Lending::begin(&*self.backend);
         // SAFETY: the caller's contract.
-        match unsafe { self.backend.post(transfer) } {
+        let posted = unsafe { self.backend.post(transfer) };
+        lending.end();
+        match posted {
             Ok(id) => Ok(Posted { id, record }),
             Err(error) => self.recorder.end(record, Err(error)),
         }
@@ -29,10 +33,12 @@ impl Comm {
     /// As for the backend's.
     pub(crate) unsafe fn post_both(&self, transfers: [Transfer; 2]) -> [Result<Posted>; 2] {
         self.requests.make_way_for_message();
+        let lending = Lending::begin(&*self.backend);
         let [first, second] = transfers.map(|transfer| self.recorder.begin_message(&transfer));
         let _limited = self.limited();
         // SAFETY: the caller's contract.
         let [one, other] = unsafe { self.backend.post_both(transfers) };
+        lending.end();
         [(one, first), (other, second)].map(|(posted, record)| match posted {
             Ok(id) => Ok(Posted { id, record }),
             Err(error) => self.recorder.end(record, Err(error)),
@@ -49,15 +55,21 @@ impl Comm {
         let record = self.recorder.open_message(&transfer);
         let begun = || self.recorder.begun(record);
         let _limited = self.limited();
+        let lending = Lending::begin(&*self.backend);
         // SAFETY: the caller's contract.
-        self.recorder.end(record, unsafe { self.backend.recorded_transfer(transfer, &begun) })
+        let result = unsafe { self.backend.recorded_transfer(transfer, &begun) };
+        lending.end();
+        self.recorder.end(record, result)
     }
 
     /// [`Backend::wait`](crate::contract::Backend::wait), recorded.
     #[inline]
     pub(crate) fn wait(&self, posted: Posted, meanwhile: &dyn Fn()) -> Result<()> {
         let _limited = self.limited();
-        self.recorder.end(posted.record, self.backend.wait(posted.id, meanwhile))
+        let lending = Lending::begin(&*self.backend);
+        let result = self.backend.wait(posted.id, meanwhile);
+        lending.end();
+        self.recorder.end(posted.record, result)
     }
 
     /// Writes this rank's flight record into a folder (made if it is not there) and answers the file's path:

@@ -211,8 +211,13 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// Changes the deadline of later calls.
     fn set_timeout(&self, timeout: Duration);
 
-    /// Fails the communicator for every rank.
+    /// Fails the communicator for every rank. When it returns, nobody uses buffers that this rank has lent on the host.
     fn abort(&self);
+
+    /// [`abort`](Self::abort) for an operation that a panic has left.
+    fn abandon(&self) {
+        self.abort();
+    }
 
     /// Leaves the communicator; peers that still need this rank get an error.
     fn depart(&self, departure: Departure);

@@ -8,7 +8,7 @@ mod wait;
 pub(crate) use wait::{Peers, PendingOperation};
 
 use super::failure::{ChannelFailure, Context};
-use super::flags::Fences;
+use super::flags::{Fences, Gate};
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
 use super::relay::{Decision, Link};
 use super::segment::Segment;
@@ -240,10 +240,17 @@ impl Endpoint {
     /// Fails the channel after the operating system refused this rank something in the middle of an operation.
     #[cold]
     pub fn fail_refused(&self, error: &Error) -> Error {
-        tracing::error!(rank = self.rank, "{error}");
+        crate::os::log::error!(rank = self.rank, "{error}");
         self.refusal.get_or_init(|| error.to_string());
         let context = Context::of_last(self.own(), self.rank);
         self.fail(&ChannelFailure::Peer { rank: self.rank, event: PeerEvent::Refused, context })
+    }
+
+    /// Fails the channel since a panic has left this rank's last operation.
+    #[cold]
+    pub fn fail_panicked(&self) {
+        let context = Context::of_last(self.own(), self.rank);
+        self.fail(&ChannelFailure::Peer { rank: self.rank, event: PeerEvent::Panicked, context });
     }
 
     #[cold]
@@ -273,7 +280,7 @@ impl Endpoint {
                 Some(link) => link.fail(failure),
                 None => failure.propose(self.channel.header(), self.own(), self.rank),
             }
-            tracing::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
+            crate::os::log::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
         }
         drop(failing_lock);
         self.wake_peers();
@@ -304,8 +311,9 @@ impl Endpoint {
     pub fn inside(&self, gate: usize, work: impl FnOnce()) -> Result<()> {
         let gate = &self.own().gates[gate];
         if gate.enter(self.fences, || self.has_failed()) {
+            let inside = Inside(gate);
             work();
-            gate.leave();
+            drop(inside);
             // The check below must not be read before the peer's memory.
             fence(Ordering::Acquire);
         }
@@ -422,6 +430,16 @@ impl Endpoint {
         };
         self.own().life.state.store(state, Ordering::Release);
         self.announce_progress();
+    }
+}
+
+/// Leaves a gate when dropped, also by a panic: the owner of the memory waits for it.
+struct Inside<'a>(&'a Gate);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

@@ -67,7 +67,7 @@ impl Liveness {
                 Halt::Stopped => "is stopped (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)",
                 Halt::Traced => "is held by a debugger",
             };
-            tracing::warn!(
+            crate::os::log::warn!(
                 rank = endpoint.rank,
                 "rank {rank}, process {pid}, {how}; it is waited for, {:.0?} at the most",
                 limit.min(endpoint.deadline())

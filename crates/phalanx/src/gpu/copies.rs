@@ -22,7 +22,7 @@ impl Copies {
             if named.contains(&other) {
                 continue;
             }
-            tracing::warn!(
+            crate::os::log::warn!(
                 "this process has loaded another {} too: {other:?} beside {used:?}; they know nothing of each other",
                 search.name
             );

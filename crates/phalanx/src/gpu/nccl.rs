@@ -30,7 +30,7 @@ pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
         return Ok(library);
     }
     let api = Api::load(search)?;
-    tracing::info!(
+    crate::os::log::info!(
         version = phalanx_sys::nccl::version_text(api.version()),
         path = %api.path().display(),
         found = api.library().place().origin,

@@ -42,7 +42,7 @@ pub(crate) fn load() -> Result<&'static Nvrtc> {
     }
     let api = Api::load()?;
     let (major, minor) = api.version();
-    tracing::info!(version = format!("{major}.{minor}"), path = %api.library().path().display(), "NVRTC");
+    crate::os::log::info!(version = format!("{major}.{minor}"), path = %api.library().path().display(), "NVRTC");
     let library: &'static Nvrtc = Box::leak(Box::new(Nvrtc { api }));
     *loaded = Some(library);
     Ok(library)

@@ -24,7 +24,7 @@ pub(crate) fn load(nvrtc: &compiler::Nvrtc) -> Result<&'static NvJitLink> {
         return Ok(library);
     }
     let api = Api::load(Some(&nvrtc.api))?;
-    tracing::info!(version = api.version_text(), path = %api.library().path().display(), "nvJitLink");
+    crate::os::log::info!(version = api.version_text(), path = %api.library().path().display(), "nvJitLink");
     let library: &'static NvJitLink = Box::leak(Box::new(NvJitLink { api }));
     *loaded = Some(library);
     Ok(library)

@@ -299,7 +299,7 @@ impl Drop for Loaded<'_> {
     fn drop(&mut self) {
         self.gpu.record_err(self.gpu.bind_to_thread());
         if !self.is_idle() {
-            tracing::warn!(
+            crate::os::log::warn!(
                 "a module stays on GPU {}: after {PATIENCE:?} a kernel of it is still running, or a stream with one failed",
                 self.gpu.ordinal()
             );

@@ -184,7 +184,7 @@ impl Program {
         // Checked first, since compiling takes seconds.
         let linker = self.nvshmem.then(|| linker::load(nvrtc)).transpose()?;
         let options = self.all_options(architecture, &folders);
-        tracing::debug!(program = self.name, ?options, "NVRTC compiles");
+        crate::os::log::debug!(program = self.name, ?options, "NVRTC compiles");
         let compiled = nvrtc.compile(&Task {
             name: &self.name,
             source: &self.source,

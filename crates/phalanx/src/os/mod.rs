@@ -20,6 +20,8 @@ mod exit;
 pub(crate) use exit::at_exit;
 pub(crate) use exit::leave;
 
+pub(crate) mod log;
+
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
 

@@ -13,6 +13,11 @@ pub(crate) fn check_process_ranks() -> Result<()> {
     Err(unsupported())
 }
 
+/// Writes to the error stream, as far as that can be written.
+pub(crate) fn write_to_stderr(text: &[u8]) {
+    let _ = io::Write::write_all(&mut io::stderr(), text);
+}
+
 fn unsupported() -> Error {
     Error::from(UnsupportedError {
         what: "ranks as processes of one host".into(),

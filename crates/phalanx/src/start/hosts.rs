@@ -30,7 +30,7 @@ pub(super) fn on_hosts(
     let introductions = agreement::decode(&store.exchange("phalanx/hosts", &own.to_bytes(), timeout)?)?;
     let topology = agreement::topology(&introductions);
     let backend = agreement::agree(&introductions, &topology, otherwise)?;
-    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
+    crate::os::log::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed");
     if backend == BackendKind::Mpi {
         drop(store);
         return join_mpi(Some(launcher), environment, settings);

@@ -27,7 +27,7 @@ pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
     let environment = &settings.environment;
     let choice = Choice::from(environment, settings.backend)?;
     let launcher = choice.launcher.as_ref();
-    tracing::info!(
+    crate::os::log::info!(
         backend = choice.backend.name(),
         reason = choice.reason,
         launcher = launcher.map_or("none", |launcher| launcher.name),
@@ -73,7 +73,7 @@ pub(super) fn on_one_host(
             let topology = HostTopology::one_host(place.world_size);
             let otherwise = if launcher.starts_mpi() { BackendKind::Mpi } else { BackendKind::Host };
             let backend = agreement::agree(&agreement::decode(&payloads)?, &topology, otherwise)?;
-            tracing::info!(backend = backend.name(), "the ranks have agreed");
+            crate::os::log::info!(backend = backend.name(), "the ranks have agreed");
             backend
         }
     };
@@ -133,7 +133,7 @@ pub(crate) fn join_grown(settings: Settings) -> Result<NewComm> {
     let (rank, members) = (joined.rank, (0..joined.world_size).collect());
     let host = HostComm::new(Endpoint::attach(joined.world, joined.channel, rank, members, settings.timeout));
     let backend = backend_of_members(&joined.payloads[0], environment, &settings)?;
-    tracing::info!(backend = backend.name(), rank, "joined a communicator");
+    crate::os::log::info!(backend = backend.name(), rank, "joined a communicator");
     let name = grown_name(joined.number);
     match backend {
         BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),

@@ -26,7 +26,7 @@ pub(crate) fn run_threads<R: Send>(
 ) -> Result<Vec<R>> {
     check_world_size(ranks)?;
     let (backend, reason) = decide(&settings.environment, settings.backend, &Ranks::threads(ranks))?;
-    tracing::info!(backend = backend.name(), reason, ranks, "communicator of threads");
+    crate::os::log::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
         return Ok(vec![f(NewComm::new(Arc::new(SoloComm::new(settings.timeout)), own_name()))]);
     }

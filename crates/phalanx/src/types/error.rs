@@ -386,11 +386,7 @@ pub enum PeerEvent {
 
 /// A peer died, left, or gave up.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "rank {rank} is gone: {event}; rank {reporter} needed it in {operation} (operation number \
-     {sequence}) and had waited {waited:.1?}{}",
-    refusal.as_ref().map_or_else(String::new, |refusal| format!("; {refusal}"))
-)]
+#[error("rank {rank} is gone: {event}; {}{}", self.where_noticed(), self.refusal_text())]
 pub struct PeerError {
     /// The rank that is gone.
     pub rank: usize,
@@ -407,6 +403,22 @@ pub struct PeerError {
     /// What the operating system refused, and the remedy: on the rank that it [refused](PeerEvent::Refused)
     /// it.
     pub refusal: Option<String>,
+}
+
+impl PeerError {
+    fn where_noticed(&self) -> String {
+        let PeerError { rank, reporter, operation, sequence, waited, .. } = self;
+        if rank == reporter {
+            return format!("it was in {operation} (operation number {sequence})");
+        }
+        format!(
+            "rank {reporter} needed it in {operation} (operation number {sequence}) and had waited {waited:.1?}"
+        )
+    }
+
+    fn refusal_text(&self) -> String {
+        self.refusal.as_ref().map_or_else(String::new, |refusal| format!("; {refusal}"))
+    }
 }
 
 /// A deadline passed before all ranks arrived.

@@ -58,14 +58,14 @@ pub(crate) fn check_folder() -> Result<()> {
 pub(crate) fn on_event(recorder: &Recorder, reason: &Reason<'_>) {
     let rank = recorder.rank;
     match folder() {
-        None => tracing::info!(
+        None => crate::os::log::info!(
             rank,
             "set {TRACE_DIR} to a folder to have every rank's last operations written there on a failure, for \
              `phalanx trace`"
         ),
         Some(folder) => match write(recorder, Path::new(&folder), reason) {
-            Ok(path) => tracing::info!(rank, "flight record: {}", path.display()),
-            Err(error) => tracing::error!(rank, "no flight record: {error}"),
+            Ok(path) => crate::os::log::info!(rank, "flight record: {}", path.display()),
+            Err(error) => crate::os::log::error!(rank, "no flight record: {error}"),
         },
     }
 }

@@ -18,6 +18,8 @@ pub(crate) mod dump;
 mod recorder;
 mod signal;
 
+#[cfg(test)]
+pub(crate) use recorder::PANIC_WHEN_BEGUN;
 pub(crate) use recorder::{RecordId, Recorder};
 
 use crate::contract::OperationId;

@@ -61,6 +61,12 @@ const NOT_TIMED: Ticks = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordId(u64);
 
+#[cfg(test)]
+thread_local! {
+    /// Makes the operations of this thread panic while their buffers are lent.
+    pub(crate) static PANIC_WHEN_BEGUN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// State of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -235,6 +241,8 @@ impl Recorder {
 
     /// Sets the start time of an opened operation to now, if it is not set yet.
     pub fn begun(&self, RecordId(number): RecordId) {
+        #[cfg(test)]
+        assert!(!PANIC_WHEN_BEGUN.get(), "a panic inside an operation");
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number && slot.is_not_timed() {
             slot.set_begun(self.clock.now());

@@ -217,7 +217,7 @@ impl Drop for Portable {
             return;
         }
         if let Err(error) = self.sync() {
-            tracing::error!("a communicator was dropped with work pending, which failed: {error}");
+            crate::os::log::error!("a communicator was dropped with work pending, which failed: {error}");
         }
     }
 }

@@ -35,9 +35,18 @@ use std::mem::ManuallyDrop;
 impl Comm {
     fn request<B>(&self, buffers: B, counts: Counts, call: Call<'static>) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
-        let work = Work::Collective(requests.start(call, &self.lane, deadline)?);
+        // A panic on the way leaks them: the operation may have been started.
         let (buffers, counts) = (ManuallyDrop::new(buffers), ManuallyDrop::new(counts));
-        Ok(Request { buffers, counts, work, deadline, requests })
+        match requests.start(call, &self.lane, deadline) {
+            Ok(outcome) => {
+                let work = Work::Collective(outcome);
+                Ok(Request { buffers, counts, work, deadline, requests })
+            }
+            Err(error) => {
+                drop((ManuallyDrop::into_inner(buffers), ManuallyDrop::into_inner(counts)));
+                Err(error)
+            }
+        }
     }
 
     fn request_in_place<B: Owned>(&self, mut buf: B, call: Call<'static>) -> Result<Request<B>> {

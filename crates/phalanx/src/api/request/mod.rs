@@ -123,7 +123,7 @@ impl<B> Drop for Request<B> {
                 ManuallyDrop::drop(&mut self.buffers);
             }
         } else {
-            tracing::warn!("a request was dropped before it was complete: its buffers are leaked");
+            crate::os::log::warn!("a request was dropped before it was complete: its buffers are leaked");
             if let Work::Messages(Messages { under_way, .. }) = &self.work {
                 lock(&self.requests.moving.dropped).extend(under_way.iter().flatten());
             }

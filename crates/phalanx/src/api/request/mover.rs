@@ -6,6 +6,7 @@ use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::watch::deadline::Limited;
 use crate::watch::{Posted, RecordId, Recorder};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -89,6 +90,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// Advances requests until told to stop. The pauses grow while nothing moves, so that the thread does not take a core from
 /// its rank.
 pub(super) fn move_requests(backend: &dyn Backend, moving: &Moving) {
+    if catch_unwind(AssertUnwindSafe(|| advance(backend, moving))).is_err() {
+        // Waits would not end for requests that nobody advances.
+        backend.abandon();
+        moving.settle(backend);
+    }
+}
+
+fn advance(backend: &dyn Backend, moving: &Moving) {
     let mut pause = SHORTEST_PAUSE;
     let mut last = (0, None);
     let mut state = lock(&moving.state);

@@ -37,8 +37,8 @@ pub(super) fn work(backend: &dyn Backend, moving: &Moving, jobs: &Receiver<Job>)
         }));
         let result = result.unwrap_or_else(|_| {
             // How far the operation came is unknown. The panic hook has printed the text.
-            backend.abort();
-            Err(Error::Aborted { rank: backend.rank() })
+            backend.abandon();
+            Err(backend.check().err().unwrap_or(Error::Aborted { rank: backend.rank() }))
         });
         drop(limited);
         job.outcome.put(moving.recorder.end(job.record, result));

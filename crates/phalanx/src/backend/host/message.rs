@@ -198,13 +198,22 @@ struct Inner {
     active: Vec<usize>,
     /// The user's messages so far.
     announced: u64,
+    /// Whether this rank has given up: buffers of what was posted are not touched any more.
+    closed: bool,
 }
 
 impl Messages {
     pub fn new(rank: usize, layout: &Layout) -> Messages {
         let peer = |peer| Peer::new(Chunks::new(rank, peer, layout.mail_chunks));
         let peers = (0..layout.ranks).map(peer).collect();
-        let inner = Inner { posted: Vec::new(), free: Vec::new(), peers, active: Vec::new(), announced: 0 };
+        let inner = Inner {
+            posted: Vec::new(),
+            free: Vec::new(),
+            peers,
+            active: Vec::new(),
+            announced: 0,
+            closed: false,
+        };
         Messages { inner: Mutex::new(inner) }
     }
 
@@ -249,6 +258,11 @@ impl Messages {
     pub fn moved(&self) -> u64 {
         let moved = |peer: &Peer| peer.sent + peer.received + peer.chunks.moved();
         self.lock().peers.iter().map(moved).sum()
+    }
+
+    /// Stops all transfers, on every thread. The channel has failed.
+    pub fn close(&self) {
+        self.lock().closed = true;
     }
 
     /// Whether the transfer is done. If so, its id must not be used again.
@@ -431,6 +445,9 @@ impl Inner {
     }
 
     fn progress(&mut self, endpoint: &Endpoint) -> Result<()> {
+        if self.closed {
+            return endpoint.check();
+        }
         let mut i = 0;
         while i < self.active.len() {
             let peer = self.active[i];

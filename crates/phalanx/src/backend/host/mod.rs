@@ -60,6 +60,12 @@ impl HostComm {
         HostComm { endpoint, state, messages }
     }
 
+    /// Closes the buffers to peers, and to this rank's other threads, which advance its messages. The channel has failed.
+    fn close(&self) {
+        self.endpoint.close_buffers();
+        self.messages.close();
+    }
+
     /// Closes the buffers to peers before a fatal error reaches the caller, which may then free them. A refusal of the operating system in the
     /// middle of an operation is fatal, too: the peers cannot complete it.
     #[cold]
@@ -196,9 +202,16 @@ impl Backend for HostComm {
         if self.endpoint.is_copy() {
             return;
         }
-        let verdict = ChannelFailure::Aborted { rank: self.endpoint.rank };
-        self.endpoint.fail(&verdict);
-        self.endpoint.close_buffers();
+        self.endpoint.fail(&ChannelFailure::Aborted { rank: self.endpoint.rank });
+        self.close();
+    }
+
+    fn abandon(&self) {
+        if self.endpoint.is_copy() {
+            return;
+        }
+        self.endpoint.fail_panicked();
+        self.close();
     }
 
     fn depart(&self, departure: Departure) {

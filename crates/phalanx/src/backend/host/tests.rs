@@ -41,6 +41,35 @@ fn what_was_read_while_a_peer_gave_up_does_not_count() {
 }
 
 #[test]
+fn a_message_is_not_received_into_a_buffer_whose_operation_a_panic_has_left() {
+    let [receiver, sender] = pair_of_threads();
+    let (mut buffer, message) = ([7u8; 8], [1u8; 8]);
+    let receive = Transfer::host(Direction::Recv(buffer.as_mut_ptr()), 1, 0, DType::U8, 8);
+    let send = Transfer::host(Direction::Send(message.as_ptr()), 0, 0, DType::U8, 8);
+    // SAFETY: both buffers outlive the communicator.
+    unsafe {
+        receiver.post(receive).unwrap();
+        let sent = sender.post(send).unwrap();
+        sender.wait(sent, &|| ()).unwrap();
+    }
+    receiver.abandon();
+    // As the thread does that advances requests.
+    assert!(receiver.progress().is_err());
+    assert_eq!(buffer, [7; 8], "written after the buffer's frame may be gone");
+    let error = sender.check().unwrap_err().to_string();
+    assert!(error.contains("rank 0 is gone: its thread panicked"), "{error}");
+}
+
+#[test]
+fn a_panic_inside_a_gate_leaves_it() {
+    let [reader, owner] = pair_of_threads();
+    let work = std::panic::AssertUnwindSafe(|| reader.endpoint.inside(0, || panic!("while it reads")));
+    assert!(std::panic::catch_unwind(work).is_err());
+    // Waits for all who are inside.
+    owner.abort();
+}
+
+#[test]
 fn nothing_is_sent_behind_a_message_that_was_given_up() {
     let [sender, _receiver] = pair();
     // More than there are chunks for.

@@ -57,7 +57,7 @@ impl CudaAdmission {
         if let Some(context) = &*lock(&self.context)
             && let Err(error) = context.bind_to_thread()
         {
-            tracing::warn!("a GPU's context cannot be made current: {error}");
+            crate::os::log::warn!("a GPU's context cannot be made current: {error}");
         }
     }
 }

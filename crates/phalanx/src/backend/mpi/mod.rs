@@ -362,7 +362,7 @@ impl Backend for MpiComm {
             return;
         }
         if self.process.check_thread().is_err() {
-            return tracing::warn!(
+            return crate::os::log::warn!(
                 "an MPI communicator was dropped on a thread that may not use MPI: it is leaked"
             );
         }
@@ -373,7 +373,7 @@ impl Backend for MpiComm {
         let freed = unsafe { (self.process.mpi.functions.comm_free)(&raw mut comm) };
         if let Err(failure) = check("MPI_Comm_free", freed) {
             let error = self.process.error(failure, self.rank, "drop", inside.sequence());
-            tracing::error!("{error}");
+            crate::os::log::error!("{error}");
         }
     }
 }

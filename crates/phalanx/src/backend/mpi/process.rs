@@ -92,7 +92,7 @@ impl MpiProcess {
         let (plans, own_type) = plans(&mpi).map_err(failed)?;
         let main_only = level < mpi.constants.thread_multiple;
         if main_only {
-            tracing::warn!(
+            crate::os::log::warn!(
                 "MPI was initialised below MPI_THREAD_MULTIPLE: only the main thread can use communicators"
             );
         }
@@ -110,7 +110,7 @@ impl MpiProcess {
             rank: AtomicUsize::new(launched.rank),
             mpi,
         };
-        tracing::info!(
+        crate::os::log::info!(
             version = process.mpi.version,
             flavour = process.mpi.flavour.name(),
             path = %process.mpi.library.path().display(),
@@ -303,7 +303,7 @@ impl MpiProcess {
     /// `MPI_Abort`.
     fn say(&self, what: &str) {
         if !super::watchdog::is_ending_job() {
-            eprintln!("phalanx: rank {} {what}", self.rank.load(Ordering::Relaxed));
+            crate::os::log::print(format_args!("rank {} {what}", self.rank.load(Ordering::Relaxed)));
         }
     }
 

@@ -184,9 +184,10 @@ impl OperationWatch {
     /// Ends the job, with a reason on standard error.
     pub fn end_job(&self, reason: &str) -> ! {
         ENDING.store(true, Ordering::Relaxed);
-        // Both: a program without a log subscriber also needs the reason.
-        tracing::error!("{reason}");
-        eprintln!("phalanx: {reason}");
+        // Both: a program without a log subscriber also needs the reason. A subscriber may wait for ever, so it gets a thread.
+        let logged = reason.to_owned();
+        let _ = std::thread::Builder::new().spawn(move || crate::os::log::error!("{logged}"));
+        crate::os::log::print(format_args!("{reason}"));
         std::thread::sleep(LAST_WORDS);
         if let Some(Abort { function, comm }) = self.abort {
             // SAFETY: MPI is initialised, or the communicator would not be there; the call ends the process.

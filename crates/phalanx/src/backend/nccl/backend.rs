@@ -219,7 +219,7 @@ impl Backend for NcclComm {
         if departure == Departure::Left
             && let Err(error) = self.flush()
         {
-            tracing::error!("messages were posted and not waited for, and failed: {error}");
+            crate::os::log::error!("messages were posted and not waited for, and failed: {error}");
         }
         self.communicator.depart(departure);
         self.host_channel.depart(departure);

@@ -233,7 +233,7 @@ impl PendingInit {
     fn give_up(&self, rank: usize, failure: &Error) {
         let is_out = advance(&self.stage, CANCELLED) || self.fetch();
         if !is_out {
-            tracing::error!(rank, "{} has not come back: what it made is leaked", self.function);
+            crate::os::log::error!(rank, "{} has not come back: what it made is leaked", self.function);
         }
         match &self.parent {
             Some(parent) if is_out => {

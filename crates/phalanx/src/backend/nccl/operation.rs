@@ -109,7 +109,7 @@ impl Started {
     /// Leaks the stages of a failed operation, since the GPU may still use them.
     fn abandon(&mut self) {
         if !self.is_simple() {
-            tracing::warn!("memory that a failed operation may still use is leaked");
+            crate::os::log::warn!("memory that a failed operation may still use is leaked");
             std::mem::forget((std::mem::take(&mut self.needs), std::mem::take(&mut self.returns)));
         }
     }

@@ -80,7 +80,7 @@ impl Communicator {
         let _current = self.device.enter();
         let drained = streams.iter().try_for_each(|stream| self.device.wait_idle(stream.raw(), ENDING));
         if let Err(error) = drained {
-            tracing::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
+            crate::os::log::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
     }
 
@@ -105,7 +105,7 @@ impl Communicator {
 
     /// Marks a communicator as failed and leaks it: one of our threads is inside it, so it must not be freed.
     pub(crate) fn leak(&self, failure: Error) {
-        tracing::error!(
+        crate::os::log::error!(
             rank = self.rank,
             "a communicator is leaked: a thread is still inside the library with it"
         );
@@ -193,13 +193,13 @@ impl Communicator {
     /// Leaves the communicator; false if it has to be aborted.
     fn end(self: &Arc<Self>) -> bool {
         if let Err(error) = self.sync() {
-            tracing::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
+            crate::os::log::error!(rank = self.rank, "a communicator ended with work that failed: {error}");
             return false;
         }
         // Resources are freed in reverse order, since later ones may use earlier ones.
         for (_, handle) in std::mem::take(&mut *lock(&self.registrations)).into_iter().rev() {
             if let Err(error) = self.deregister(handle) {
-                tracing::warn!(
+                crate::os::log::warn!(
                     rank = self.rank,
                     "something of a communicator could not be given back: {error}"
                 );
@@ -284,7 +284,7 @@ impl Shutdown {
             state = self.call(bounded_call, look);
         }
         if state != ncclResult_t::Success {
-            tracing::warn!(
+            crate::os::log::warn!(
                 rank = self.rank,
                 "a communicator could not be finalized: {state:?}; it is aborted"
             );
@@ -379,7 +379,7 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + 
         if settled.swap(true, Ordering::AcqRel) || !is_started {
             LOST.fetch_sub(1, Ordering::AcqRel);
         }
-        tracing::error!(
+        crate::os::log::error!(
             rank,
             "{what} has not come back after {ENDING:?} (does a CUDA graph that captured the communicator still \
              live?): it is leaked"

@@ -128,7 +128,7 @@ impl Watched {
         // It may take its time.
         let rescue = move || communicator.rescue(failure);
         if std::thread::Builder::new().name("phalanx-rescue".into()).spawn(rescue).is_err() {
-            tracing::error!("no thread to end a communicator in: raise `ulimit -u`");
+            crate::os::log::error!("no thread to end a communicator in: raise `ulimit -u`");
             return true;
         }
         false
@@ -191,11 +191,11 @@ impl Communicator {
         } else {
             // Freeing its memory while the thread runs in it is not an option.
             let name = self.library.name();
-            eprintln!(
-                "phalanx: rank {}: {failure}. {name} holds the thread that called it and cannot be made to let go \
+            crate::os::log::print(format_args!(
+                "rank {}: {failure}. {name} holds the thread that called it and cannot be made to let go \
                  of it (ncclCommRevoke came with 2.28.7), so the process ends",
                 self.rank
-            );
+            ));
             std::process::abort();
         }
     }

@@ -149,7 +149,7 @@ impl<T: Element> Buffer<T> {
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
-        tracing::warn!(
+        crate::os::log::warn!(
             pe = self.process.pe,
             "{} × {} of symmetric memory was dropped and not freed: call Buffer::free on every PE",
             self.slice.len(),

@@ -299,7 +299,10 @@ impl NvshmemComm {
                 || self.control_channel.has_casualties()
                 || self.progress_messages().is_err()
             {
-                tracing::error!(rank = self.rank(), "messages were sent that their peers did not come for");
+                crate::os::log::error!(
+                    rank = self.rank(),
+                    "messages were sent that their peers did not come for"
+                );
                 return;
             }
             std::thread::sleep(Duration::from_micros(20));

@@ -31,7 +31,11 @@ impl Endpoint {
     pub fn probe_kernel_copy(&self) {
         self.probed_kernel_copy.get_or_init(|| {
             let reads_all = self.world.is_processes() && self.peers().all(|peer| self.reads_mark(peer));
-            tracing::debug!(rank = self.rank, reads_all, "probed process_vm_readv from the other processes");
+            crate::os::log::debug!(
+                rank = self.rank,
+                reads_all,
+                "probed process_vm_readv from the other processes"
+            );
             self.own().life.kernel_copy.reads_all.store(reads_all.into(), Ordering::Release);
         });
     }

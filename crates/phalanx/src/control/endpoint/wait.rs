@@ -158,7 +158,7 @@ impl Endpoint {
                 let (sequence, record) = pending();
                 let seen: Vec<_> =
                     peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
-                tracing::warn!(
+                crate::os::log::warn!(
                     rank = self.rank,
                     "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
                     since.elapsed(),

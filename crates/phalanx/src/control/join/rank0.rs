@@ -142,11 +142,11 @@ fn receive_arrival(
     if connection.peer_user().ok() != Some(user_id())
         || connection.set_timeout(timeout_left.max(TICK)).is_err()
     {
-        tracing::warn!("another user's process tried to join the job");
+        crate::os::log::warn!("another user's process tried to join the job");
         return Ok(());
     }
     let Some((hello, payload)) = receive_hello(&connection, parameters) else {
-        tracing::warn!("a process that does not belong to the job tried to join it");
+        crate::os::log::warn!("a process that does not belong to the job tried to join it");
         let _ = refuse(&connection, "this is not the job, or the version of phalanx, that was expected", &[]);
         return Ok(());
     };
@@ -168,7 +168,7 @@ fn receive_arrival(
         // Another may come in its place, or the deadline names it.
         Err(e) => {
             let reason = format!("rank {rank} could not hand over its process handle: {e}");
-            tracing::warn!("{reason}");
+            crate::os::log::warn!("{reason}");
             let _ = refuse(&connection, &reason, &[]);
         }
     }

@@ -198,7 +198,7 @@ impl OpenChannel {
 impl Subscriber for Replicas {
     fn on_message(&self, from: usize, value: &[u8]) {
         let Ok(Message { channel, content }) = postcard::from_bytes(value) else {
-            tracing::warn!(
+            crate::os::log::warn!(
                 "rank {from} tells what cannot be understood: use one version of phalanx in all processes"
             );
             return;

@@ -43,7 +43,7 @@ pub(crate) fn api() -> Result<&'static Api> {
         return Ok(api);
     }
     let api = Api::load()?;
-    tracing::info!(
+    crate::os::log::info!(
         version = api.version(),
         path = %api.path().display(),
         found = api.library().place().origin,

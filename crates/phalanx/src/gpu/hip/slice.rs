@@ -129,7 +129,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Err(error) = self.free() {
-            tracing::error!(gpu = self.stream.device(), "GPU memory is leaked: {error}");
+            crate::os::log::error!(gpu = self.stream.device(), "GPU memory is leaked: {error}");
         }
     }
 }

@@ -70,7 +70,7 @@ impl Drop for Inner {
         if self.is_ours
             && let Err(error) = self.destroy()
         {
-            tracing::error!(gpu = self.device, "a stream is leaked: {error}");
+            crate::os::log::error!(gpu = self.device, "a stream is leaked: {error}");
         }
     }
 }

@@ -136,7 +136,7 @@ impl DeviceComm {
 impl Drop for DeviceComm {
     fn drop(&mut self) {
         if let Err(error) = self.communicator.end_registration(self.number) {
-            tracing::warn!(
+            crate::os::log::warn!(
                 rank = self.communicator.rank,
                 "a device communicator is left to the library until its communicator ends: {error}"
             );

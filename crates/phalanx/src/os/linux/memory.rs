@@ -147,7 +147,7 @@ impl SharedFile {
     pub fn release(&self, offset: u64, len: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(e) = rustix::fs::fallocate(&self.0, flags, offset, len) {
-            tracing::warn!("cannot give {len} bytes of shared memory back: {e}");
+            crate::os::log::warn!("cannot give {len} bytes of shared memory back: {e}");
         }
     }
 

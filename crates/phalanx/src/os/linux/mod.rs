@@ -24,6 +24,28 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+/// Writes to the error stream, past the lock of [`std::io::stderr`], which a thread may hold that waits there. A stream that takes
+/// nothing for a second gets nothing.
+pub(crate) fn write_to_stderr(mut text: &[u8]) {
+    use rustix::event::{PollFd, PollFlags, poll};
+    // A pipe that is ready takes so much at once.
+    const PIPE_BUF: usize = 4096;
+    let stream = rustix::stdio::stderr();
+    while !text.is_empty() {
+        let mut ready = [PollFd::new(&stream, PollFlags::OUT)];
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        match poll(&mut ready, Some(&second)) {
+            Ok(1) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            _ => return,
+        }
+        match rustix::io::write(stream, &text[..text.len().min(PIPE_BUF)]) {
+            Ok(written) if written > 0 => text = &text[written..],
+            _ => return,
+        }
+    }
+}
+
 /// Checks that processes of a host can share a region.
 pub(crate) fn check_process_ranks() -> Result<()> {
     Ok(())

@@ -44,7 +44,7 @@ pub(super) fn over_mpi(
     let introductions = agreement::decode(&world.all_gather_bytes(&own.to_bytes())?)?;
     let topology = agreement::topology(&introductions);
     let backend = agreement::agree(&introductions, &topology, BackendKind::Mpi)?;
-    tracing::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
+    crate::os::log::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
     let launcher = launcher.with_world_size(world.world_size());
     if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
         world.depart(Departure::Left);

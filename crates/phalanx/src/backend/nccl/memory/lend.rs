@@ -108,7 +108,7 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
         let is_free = match self.release() {
             Ok(is_free) => is_free,
             Err(error) => {
-                tracing::error!(
+                crate::os::log::error!(
                     rank = self.communicator.rank,
                     "GPU memory is leaked: it may be in use, or is still registered ({error})"
                 );

@@ -202,7 +202,7 @@ impl Context {
     #[cold]
     pub(crate) fn fail(&self, error: Error) -> Error {
         if self.failed.set(error.clone()).is_ok() {
-            tracing::error!(
+            crate::os::log::error!(
                 pe = self.pe,
                 "NVSHMEM cannot be used any more: {error}; end this process, with std::process::abort if its GPU may still \
                  wait for something"
@@ -303,7 +303,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.claim.entered {
-            tracing::error!(
+            crate::os::log::error!(
                 pe = self.pe,
                 "an NVSHMEM context was dropped and not finalized: the library stays initialised and its memory \
                  allocated; call Context::finalize on every PE"

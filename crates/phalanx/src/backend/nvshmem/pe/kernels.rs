@@ -49,7 +49,7 @@ impl Drop for KernelRegistration<'_> {
             // SAFETY: initialised; registered once, and loaded as long as this lives.
             let code = unsafe { finalize(self.kernels.cast()) };
             if let Err(error) = library.check("nvshmemx_culibrary_finalize", code) {
-                tracing::warn!("{error}");
+                crate::os::log::warn!("{error}");
             }
         }
     }

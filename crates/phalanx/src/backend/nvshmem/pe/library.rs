@@ -37,7 +37,7 @@ pub(crate) fn load() -> Result<&'static NvshmemLibrary> {
         return Ok(library);
     }
     let api = Api::load()?;
-    tracing::info!(
+    crate::os::log::info!(
         version = version_text(api.version()),
         path = %api.path().display(),
         found = api.library().place().origin,

@@ -157,7 +157,7 @@ impl Context {
 
 impl<T: Element> Drop for Symmetric<'_, T> {
     fn drop(&mut self) {
-        tracing::warn!(
+        crate::os::log::warn!(
             pe = self.context.my_pe(),
             "{} × {} of symmetric memory was dropped and not freed: it stays allocated until the context is finalized; \
              call Symmetric::free on every PE",

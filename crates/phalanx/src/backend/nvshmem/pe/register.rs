@@ -183,7 +183,7 @@ impl<T: Element> Drop for Registered<'_, T> {
             // SAFETY: dropped once.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.slice) },
             Err(error) => {
-                tracing::error!(
+                crate::os::log::error!(
                     pe = self.context.my_pe(),
                     "registered GPU memory is leaked, the library may still use it: {error}"
                 );

@@ -285,7 +285,7 @@ impl SplitTeam<'_> {
 
 impl Drop for SplitTeam<'_> {
     fn drop(&mut self) {
-        tracing::warn!(
+        crate::os::log::warn!(
             pe = self.context.my_pe(),
             "an NVSHMEM team of {} PEs was dropped and not destroyed: it stays until the context is finalized; call \
              SplitTeam::destroy on its PEs",

@@ -367,7 +367,7 @@ impl Link {
         let already = state.ended.is_some() || cut_off || self.leaving.load(Ordering::Acquire);
         let address = &self.rendezvous.address;
         if !already {
-            tracing::warn!("the store at {address} is lost: {why}");
+            crate::os::log::warn!("the store at {address} is lost: {why}");
             match self.rendezvous.host {
                 Host::Rank(rank) => {
                     let why = format!("it hosts the store at {address}: {why}");

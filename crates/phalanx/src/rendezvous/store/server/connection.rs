@@ -127,7 +127,7 @@ impl ServerConnection {
 
     fn take_in(&mut self, bytes: &[u8]) {
         if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output) {
-            tracing::warn!("{} is cut off by the store: {e}", self.peer);
+            crate::os::log::warn!("{} is cut off by the store: {e}", self.peer);
             self.break_off(End::Broken);
         }
     }
@@ -140,7 +140,7 @@ impl ServerConnection {
                 Ok(Some(step)) => return step,
                 Ok(None) => return Step::Nothing,
                 Err(Malformed(why)) => {
-                    tracing::warn!("{} is cut off by the store: {why}", self.peer);
+                    crate::os::log::warn!("{} is cut off by the store: {why}", self.peer);
                     self.break_off(End::Broken);
                     self.input.clear();
                     return Step::Nothing;

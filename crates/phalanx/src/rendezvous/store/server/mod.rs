@@ -294,20 +294,22 @@ impl Service {
                         strangers.fold((None, 0), |(oldest, n), (id, _)| (oldest.or(Some(*id)), n + 1));
                     if let Some(oldest) = oldest.filter(|_| count >= MAX_UNAUTHENTICATED + expected as usize)
                     {
-                        tracing::warn!("too many connections that prove nothing: the oldest is cut off");
+                        crate::os::log::warn!(
+                            "too many connections that prove nothing: the oldest is cut off"
+                        );
                         self.connections.remove(&oldest);
                     }
                     let served =
                         Wire::tcp(stream).and_then(|wire| self.begin_with(wire, peer.to_string(), now));
                     if let Err(e) = served {
-                        tracing::warn!("{peer} could not be served: {e}");
+                        crate::os::log::warn!("{peer} could not be served: {e}");
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(e) => {
                     // Out of descriptors, most likely. The listener stays ready: do not spin on it.
-                    tracing::warn!("the store cannot accept a connection: {e}");
+                    crate::os::log::warn!("the store cannot accept a connection: {e}");
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
@@ -366,7 +368,7 @@ impl Service {
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
             }
             Err(reason) => {
-                tracing::warn!("the store refuses {}: {reason}", connection.peer());
+                crate::os::log::warn!("the store refuses {}: {reason}", connection.peer());
                 connection.send(&Reply::Refused { id: 0, reason });
                 connection.break_off(End::Broken);
             }
@@ -394,7 +396,7 @@ impl Service {
             };
             if let Some((role, rank)) = member {
                 if end != End::Left {
-                    tracing::warn!("{} {rank} is lost: {end}", role.name());
+                    crate::os::log::warn!("{} {rank} is lost: {end}", role.name());
                 }
                 let mut out = Vec::new();
                 self.namespace(role).ended(rank, end, &mut out);

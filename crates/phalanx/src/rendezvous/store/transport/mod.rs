@@ -137,7 +137,7 @@ fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Sha
             Ok(received) => received + sent > 0,
             Err(why) => {
                 // Both ends of each connection find it closed.
-                tracing::warn!("nothing more comes to this rank: {why}");
+                crate::os::log::warn!("nothing more comes to this rank: {why}");
                 break;
             }
         };
@@ -158,7 +158,7 @@ fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Sha
         std::thread::sleep(MIN_PAUSE);
     }
     if !late.is_empty() {
-        tracing::warn!("the store's connections did not end in good order: ranks {late:?}");
+        crate::os::log::warn!("the store's connections did not end in good order: ranks {late:?}");
         messages.give_up();
     }
 }
@@ -222,7 +222,7 @@ impl Line {
             sent += 1;
             self.has_socket_ended = read == 0;
             if let Err(why) = messages.send(self.peer, &bytes[..read]) {
-                tracing::warn!("rank {} is out of reach: {why}", self.peer);
+                crate::os::log::warn!("rank {} is out of reach: {why}", self.peer);
                 self.break_off();
             }
         }

@@ -1,0 +1,85 @@
+//! Log events that cannot unwind.
+//!
+//! An event runs code of the program: its subscriber. `tracing_subscriber::fmt().init()` panics, for example, when the error
+//! stream is a pipe whose reader has gone. Many events happen while a buffer is lent, in `Drop`, or on a thread of phalanx, and
+//! none of these may unwind for it. So all of phalanx logs by these macros, which have the arguments of those of `tracing`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Lets the subscriber have an event. If it panics, that is said once on the error stream, as far as that can be written.
+pub(crate) fn emit(event: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(event)) {
+        // Its destructor is the program's, too.
+        std::mem::forget(payload);
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            print(format_args!("the program's tracing subscriber panicked: an event of the log is lost"));
+        }
+    }
+}
+
+/// Writes a line to the error stream. It is lost where the stream is closed, or takes nothing for a second: a pipe whose reader
+/// does not read would otherwise hold the thread that ends a hanging job.
+pub(crate) fn print(line: std::fmt::Arguments<'_>) {
+    super::write_to_stderr(format!("phalanx: {line}\n").as_bytes());
+}
+
+macro_rules! error_event {
+    ($($event:tt)*) => { $crate::os::log::emit(|| ::tracing::error!($($event)*)) };
+}
+macro_rules! warn_event {
+    ($($event:tt)*) => { $crate::os::log::emit(|| ::tracing::warn!($($event)*)) };
+}
+macro_rules! info_event {
+    ($($event:tt)*) => { $crate::os::log::emit(|| ::tracing::info!($($event)*)) };
+}
+macro_rules! debug_event {
+    ($($event:tt)*) => { $crate::os::log::emit(|| ::tracing::debug!($($event)*)) };
+}
+pub(crate) use {debug_event as debug, error_event as error, info_event as info, warn_event as warn};
+
+#[cfg(test)]
+mod tests {
+    use crate::os::log;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    struct Panics;
+
+    impl Subscriber for Panics {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            panic!("the log cannot be written");
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    struct LogsInDrop;
+
+    impl Drop for LogsInDrop {
+        fn drop(&mut self) {
+            log::error!(rank = 1, "dropped");
+        }
+    }
+
+    #[test]
+    fn a_subscriber_that_panics_ends_nothing_not_even_in_drop_while_unwinding() {
+        tracing::subscriber::with_default(Panics, || {
+            log::warn!("an event");
+            let unwound = std::panic::catch_unwind(|| {
+                let _logs = LogsInDrop;
+                panic!("the rank's own");
+            });
+            assert_eq!(*unwound.unwrap_err().downcast::<&str>().unwrap(), "the rank's own");
+        });
+    }
+}
