@@ -13,8 +13,11 @@ use phalanx_testkit::threads::Busy;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::rank("endless", endless), Scenario::process("missing_at_init", missing_at_init)];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("endless", endless),
+    Scenario::process("missing_at_init", missing_at_init),
+    Scenario::rank("held_up", held_up),
+];
 
 /// The ranks' deadline here.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,6 +36,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
+        Trial::test("processes/stopped_together", move || stopped_together(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
     trials.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs")).collect()
@@ -383,6 +387,41 @@ fn stopped(gpus: usize) -> Result<(), Failed> {
         let (waited, error) = report.split_once('\t').ok_or("two fields")?;
         assert!(waited.parse::<f64>()? < (TIMEOUT + 2 * SLACK).as_secs_f64(), "{report}");
         assert!(error.contains("rank 0") && error.contains("stopped"), "{report}");
+    }
+    Ok(())
+}
+
+/// The deadline of a job that is stopped as a whole, for longer.
+const SHORT: Duration = Duration::from_secs(2);
+const HELD_UP: Duration = Duration::from_secs(3);
+
+/// An operation for which the others wait for rank 1 while the job is stopped.
+fn held_up(comm: Comm, _: &[String]) -> Outcome {
+    let mut buffer = upload(&comm, &values::<f32>(0, 1000))?;
+    comm.barrier().map_err(|error| error.to_string())?;
+    comm.set_timeout(SHORT);
+    phase("working");
+    if comm.rank() == 1 {
+        std::thread::sleep(SHORT / 4);
+    }
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    must("sync", comm.sync())?;
+    done()
+}
+
+/// A job that is stopped as a whole, inside an operation, blames nobody when it goes on.
+fn stopped_together(gpus: usize) -> Result<(), Failed> {
+    let mut world = launch(SCENARIOS[2], gpus, "").start()?;
+    (0..gpus).try_for_each(|rank| world.await_phase(rank, "working"))?;
+    (0..gpus).try_for_each(|rank| world.inject(rank, Fault::Stop))?;
+    std::thread::sleep(HELD_UP);
+    // Those who wait go on first.
+    for rank in (0..gpus).filter(|rank| *rank != 1).chain([1]) {
+        world.inject(rank, Fault::Continue)?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for ended in world.finish() {
+        ended.outcome.map_err(|problem| format!("{problem}\n{}", ended.output))?;
     }
     Ok(())
 }

@@ -12,11 +12,12 @@ use super::layout::RECORDS;
 use super::liveness::Liveness;
 use super::record::Record;
 use crate::contract::{Blocks, Call, Departure, Operation, Transfer};
+use crate::os::RunInstant;
 use crate::os::sync::{Ordering, lock};
 use crate::types::error::{Error, MismatchError, PeerEvent, Result};
 use crate::types::op::{RawReduction, ReductionCode};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A message to or from a peer that has left may still complete for this long.
 const GRACE: Duration = Duration::from_secs(1);
@@ -219,7 +220,7 @@ impl ControlChannel {
     /// Fails the channel for all ranks after an exchange on the host channel, which the announced call needed, has failed with `error`.
     /// Returns the failure that counts.
     #[cold]
-    pub fn fail_after_exchange(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
+    pub fn fail_after_exchange(&self, announced: &AnnouncedCall, since: RunInstant, error: Error) -> Error {
         if let Err(failure) = self.check_peers(announced, since) {
             return failure;
         }
@@ -241,7 +242,7 @@ impl ControlChannel {
 
     /// Checks the peers of enqueued work that this rank has waited for since `since`. Fails the channel for all ranks, and returns the failure,
     /// if a peer has called something else, has left, died or stopped, or if the deadline has passed.
-    pub fn check_peers(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub fn check_peers(&self, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         let endpoint = &self.endpoint;
         let mut liveness = lock(&self.failing_lock);
         endpoint.check()?;
@@ -318,7 +319,7 @@ impl ControlChannel {
     }
 
     /// A cheap form of [`check_peers`](ControlChannel::check_peers) for work that no thread waits for: whether there may be a reason to fail.
-    pub fn suspects(&self, announced: &AnnouncedCall, since: Instant) -> bool {
+    pub fn suspects(&self, announced: &AnnouncedCall, since: RunInstant) -> bool {
         let endpoint = &self.endpoint;
         let is_late = since.elapsed() >= endpoint.timeout();
         endpoint.peers().any(|rank| match endpoint.gone(rank) {

@@ -13,10 +13,11 @@ use super::failure::{ChannelFailure, Context};
 use super::layout::{LIFE_LEFT, LIFE_PANICKED, PROPOSAL_WORDS};
 use super::record::Record;
 use crate::contract::{Call, Operation};
+use crate::os::RunInstant;
 use crate::os::sync::Ordering;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Published in place of a round by a rank whose shrink has failed.
 const WITHDRAWN: u64 = u64::MAX;
@@ -107,7 +108,7 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
             || joined == WITHDRAWN
             || (rank != endpoint.rank && endpoint.gone(rank).is_some())
     };
-    let since = Instant::now();
+    let since = RunInstant::now();
     loop {
         if decided(endpoint) >= round {
             return Ok(None);
@@ -167,7 +168,7 @@ fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
     let state = &new.channel.header().confirmed;
     let decide = |outcome| new.decide_outcome(OPEN, outcome);
     let life = |rank: usize| new.channel.state(rank).life.state.load(Ordering::Acquire);
-    let since = Instant::now();
+    let since = RunInstant::now();
     loop {
         match state.load(Ordering::Acquire) {
             CONFIRMED => return true,
@@ -187,7 +188,7 @@ fn confirm(old: &Endpoint, new: &Endpoint, round: u64) -> bool {
     }
 }
 
-fn pause(since: Instant) {
+fn pause(since: RunInstant) {
     std::thread::sleep(if since.elapsed() < Duration::from_millis(50) { TICK } else { LONG_TICK });
 }
 

@@ -1,6 +1,7 @@
 //! [`Backoff`]: polling of GPU work and of libraries that do not block. Neither can notify us.
 
-use std::time::{Duration, Instant};
+use crate::os::RunInstant;
+use std::time::Duration;
 
 /// Spin this long before yielding. Most operations of a few bytes finish within it.
 const SPINNING: Duration = Duration::from_micros(200);
@@ -16,24 +17,24 @@ pub(crate) const LOOK: Duration = Duration::from_millis(2);
 /// polls.
 pub(crate) struct Backoff {
     /// When the wait began.
-    pub since: Instant,
-    looked: Instant,
+    pub since: RunInstant,
+    looked: RunInstant,
 }
 
 impl Backoff {
     /// A wait that begins now.
     pub fn new() -> Backoff {
-        Backoff::since(Instant::now())
+        Backoff::since(RunInstant::now())
     }
 
     /// A wait that began earlier.
-    pub fn since(since: Instant) -> Backoff {
-        Backoff { since, looked: Instant::now() }
+    pub fn since(since: RunInstant) -> Backoff {
+        Backoff { since, looked: RunInstant::now() }
     }
 
     /// Pauses between two polls. True every [`LOOK`]: time to look for errors and at the peers.
     pub fn pause(&mut self) -> bool {
-        let now = Instant::now();
+        let now = RunInstant::now();
         match now - self.since {
             waited if waited < SPINNING => std::hint::spin_loop(),
             waited if waited < YIELDING => std::thread::yield_now(),

@@ -25,6 +25,9 @@ pub(crate) mod log;
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
 
+mod run_instant;
+pub(crate) use run_instant::RunInstant;
+
 mod signal;
 pub(crate) use signal::UserSignal;
 

@@ -16,13 +16,14 @@ use super::reduction::ReductionPlan;
 use super::watchdog::OperationWatch;
 use crate::buffer::stream::CudaMemorySupport;
 use crate::contract::{Call, Operation, Transfer};
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, TimeoutError, UnsupportedError};
 use crate::types::memory::Space;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Admits CUDA buffers to a communicator: checks MPI's support and waits for the buffer's stream.
 pub(crate) struct CudaAdmission {
@@ -78,7 +79,7 @@ impl CudaMemorySupport for CudaAdmission {
         let context = stream.context();
         context.bind_to_thread()?;
         *lock(&self.context) = Some(context.clone());
-        let since = Instant::now();
+        let since = RunInstant::now();
         loop {
             // SAFETY: a stream that its slice keeps alive; its context is current.
             match unsafe { sys::cuStreamQuery(stream.cu_stream()) } {

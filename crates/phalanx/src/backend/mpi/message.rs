@@ -10,13 +10,14 @@ use super::cuda;
 use super::message_table::{MpiMessages, MpiTransfer, PartialReceive, TransferProgress};
 use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Direction, OperationId, Transfer};
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 #[cfg(feature = "cuda")]
 use crate::types::memory::Space;
 use phalanx_sys::mpi::{Handle, Status};
 use std::ffi::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Polls of a waiting rank before it yields the core.
 pub(crate) const SPINS: u32 = 200;
@@ -159,7 +160,7 @@ impl MpiComm {
             if now != progress_count {
                 (progress_count, since) = (now, None);
             }
-            let since: Instant = *since.get_or_insert_with(Instant::now);
+            let since: RunInstant = *since.get_or_insert_with(RunInstant::now);
             if since.elapsed() >= self.watch.deadline() {
                 return overdue(since.elapsed());
             }

@@ -4,6 +4,7 @@
 //! The thread compares each record with what it last saw.
 
 use crate::control::record::Record;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, TimeoutError};
 use crate::watch::deadline;
@@ -11,7 +12,7 @@ use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The code passed to `MPI_Abort`, which becomes the exit status of the job.
 const EXIT_CODE: c_int = 124;
@@ -72,7 +73,7 @@ impl Drop for WatchedOperation<'_> {
 struct WatchEntry {
     watch: Weak<OperationWatch>,
     progress: u64,
-    since: Instant,
+    since: RunInstant,
 }
 
 static WATCHED: Mutex<Vec<WatchEntry>> = Mutex::new(Vec::new());
@@ -93,7 +94,11 @@ impl OperationWatch {
             sequence: AtomicU64::new(0),
             record: Default::default(),
         });
-        lock(&WATCHED).push(WatchEntry { watch: Arc::downgrade(&watch), progress: 0, since: Instant::now() });
+        lock(&WATCHED).push(WatchEntry {
+            watch: Arc::downgrade(&watch),
+            progress: 0,
+            since: RunInstant::now(),
+        });
         CHANGED.notify_all();
         Ok(watch)
     }
@@ -207,7 +212,7 @@ impl OperationWatch {
 
 impl WatchEntry {
     /// Checks the record, and returns how long the thread may sleep. `None`: the communicator is gone.
-    fn look(&mut self, now: Instant) -> Option<Duration> {
+    fn look(&mut self, now: RunInstant) -> Option<Duration> {
         let watch = self.watch.upgrade()?;
         let inside = watch.inside.load(Ordering::Acquire);
         let timeout = if inside { watch.current() } else { watch.timeout() };
@@ -237,7 +242,7 @@ fn start_watching() -> Result<()> {
 fn watch() {
     let mut watched = lock(&WATCHED);
     loop {
-        let now = Instant::now();
+        let now = RunInstant::now();
         let mut pause = Duration::from_secs(3600);
         watched.retain_mut(|watched| match watched.look(now) {
             Some(tick) => {

@@ -10,9 +10,9 @@ use super::communicator::Communicator;
 use crate::contract::{Blocks, Call, Direction, Operation};
 use crate::control::control_channel::{AnnouncedCall, Connection, TransferCheck};
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 /// Kinds of calls for which the library has connected the ranks.
 #[derive(Default)]
@@ -110,7 +110,7 @@ impl Communicator {
     ///
     /// Between hosts, and for a message to itself, only the first contact is announced.
     pub(crate) fn expect_checked(&self, message: &AnnouncedCall, part: &Part) -> Result<Option<AwaitedPeer>> {
-        let (since, first_contact) = (Instant::now(), self.expect_first_contact(message, part));
+        let (since, first_contact) = (RunInstant::now(), self.expect_first_contact(message, part));
         let (peer, connection) = (part.peer, connection(part.direction));
         let check = self
             .control_channel
@@ -124,7 +124,7 @@ impl Communicator {
 
     /// Turns an error of a wait into the communicator's failure, with the missing ranks named.
     #[cold]
-    pub(crate) fn diagnose(&self, announced: &AnnouncedCall, since: Instant, error: Error) -> Error {
+    pub(crate) fn diagnose(&self, announced: &AnnouncedCall, since: RunInstant, error: Error) -> Error {
         if !error.is_fatal() {
             return error;
         }
@@ -139,7 +139,7 @@ impl Communicator {
     }
 
     /// Whether all have arrived. An error if a rank calls something else.
-    fn is_complete(&self, arrival: &mut Arrival, since: Instant) -> Result<bool> {
+    fn is_complete(&self, arrival: &mut Arrival, since: RunInstant) -> Result<bool> {
         match arrival {
             Arrival::All(announced) => Ok(self.control_channel.have_all_arrived(announced)),
             Arrival::Peers(peers) => {
@@ -149,7 +149,7 @@ impl Communicator {
         }
     }
 
-    fn has_arrived(&self, awaited: &mut AwaitedPeer, since: Instant) -> Result<bool> {
+    fn has_arrived(&self, awaited: &mut AwaitedPeer, since: RunInstant) -> Result<bool> {
         match &mut awaited.check {
             Some(check) => self
                 .control_channel
@@ -162,7 +162,7 @@ impl Communicator {
 
 /// Waits for arrivals in several communicators at once: other ranks may reach them in another order.
 pub(crate) fn wait_for_arrivals(mut open: Vec<(&Communicator, &mut Arrival)>) -> Result<()> {
-    let since = Instant::now();
+    let since = RunInstant::now();
     let mut backoff = Backoff::since(since);
     let _waiting: Vec<_> = open.iter().map(|(communicator, _)| communicator.begin_wait()).collect();
     loop {

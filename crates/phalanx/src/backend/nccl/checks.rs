@@ -6,9 +6,9 @@ use super::{NcclComm, collective, group};
 use crate::contract::{Call, Operation};
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
-use std::time::Instant;
 
 impl NcclComm {
     /// Compares a call with the other ranks' before anything is enqueued. NCCL itself would hang, or return
@@ -113,7 +113,7 @@ impl NcclComm {
         announced: &AnnouncedCall,
         operation: impl FnOnce(&dyn HostChannel) -> Result<R>,
     ) -> Result<R> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         operation(&*self.host_channel).map_err(|error| self.communicator.diagnose(announced, since, error))
     }
 }

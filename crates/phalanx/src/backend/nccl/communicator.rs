@@ -15,6 +15,7 @@ use super::staging::Stages;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation, Transfer};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::RawStream;
@@ -24,7 +25,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bound of finalize, destroy and abort in the library.
 pub(crate) const ENDING: Duration = Duration::from_secs(10);
@@ -421,7 +422,7 @@ impl Communicator {
             // Some functions answer success while a thread of the library still works for them, and will
             // write to what they were given (ncclCommWindowRegister of 2.28).
             ncclResult_t::Success | ncclResult_t::InProgress => {
-                self.settle(&self.auxiliary_call(), Instant::now())
+                self.settle(&self.auxiliary_call(), RunInstant::now())
             }
             error => {
                 self.check()?;
@@ -433,7 +434,7 @@ impl Communicator {
     /// Checks once for an error.
     pub fn look_for_error(&self) -> Result<()> {
         self.check()?;
-        self.settle(&self.auxiliary_call(), Instant::now())
+        self.settle(&self.auxiliary_call(), RunInstant::now())
     }
 
     /// Keeps a registration until the communicator ends. Returns its number, which is unique in this process.

@@ -8,13 +8,14 @@ use super::library::Library;
 use crate::contract::{Call, Operation};
 use crate::control::control_channel::AnnouncedCall;
 use crate::gpu::backoff::LOOK;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The threads of this process that are making a communicator.
 static WORK: Mutex<Work> = Mutex::new(Work { threads: 0, has_begun: false });
@@ -202,7 +203,7 @@ impl PendingInit {
     /// Waits until the library has done it, for `rank`, the rank of what is made. If the library does not
     /// come back, its thread stays, and with it what is half made: nothing can end a call of NCCL that has no
     /// communicator yet.
-    pub fn wait(&self, rank: &Communicator, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub fn wait(&self, rank: &Communicator, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         // A split needs all ranks of the parent, so the parent's control channel diagnoses.
         let (judge, announced) = match &self.parent {
             Some(parent) => {
@@ -261,7 +262,7 @@ fn advance(stage: &AtomicU8, next: u8) -> bool {
 impl Communicator {
     /// Makes it. Collective.
     pub(crate) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         // The first operation on the control_channel.
         let announced = AnnouncedCall::call(1, &Call::empty(Operation::Init));
         self.control_channel.announce(&announced);
@@ -285,7 +286,7 @@ impl Communicator {
     ) -> Result<()> {
         let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
         PendingInit::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
-            .and_then(|pending| pending.wait(self, announced, Instant::now()))
+            .and_then(|pending| pending.wait(self, announced, RunInstant::now()))
             .map_err(|error| self.fail(error))
     }
 }

@@ -7,10 +7,10 @@ use super::group;
 use super::staging::{Return, Stage};
 use crate::contract::{Call, Direction, Operation, Transfer};
 use crate::control::control_channel::AnnouncedCall;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
 use crate::types::memory::{RawStream, Space};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// An operation that the library has taken.
 pub(crate) struct Started {
@@ -30,7 +30,7 @@ pub(crate) struct Aftermath;
 impl Aftermath {
     /// Waits for what is in progress, then for what is in host memory.
     pub fn of_all(started: Vec<Started>) -> Result<()> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         let mut outcome = Ok(());
         for one in &started {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.announced, since));
@@ -52,7 +52,7 @@ impl Started {
     /// Waits for what is still to be enqueued, and for host memory.
     fn finish(mut self) -> Result<()> {
         if self.progress == Progress::InProgress
-            && let Err(error) = self.communicator.settle(&self.announced, Instant::now())
+            && let Err(error) = self.communicator.settle(&self.announced, RunInstant::now())
         {
             self.abandon();
             return Err(error);

@@ -11,13 +11,14 @@ use super::library::Library;
 use super::library_lock::BoundedCall;
 use crate::contract::Departure;
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::Error;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `NCCL_REVOKE_DEFAULT`, the only flag that exists.
 const REVOKE_DEFAULT: i32 = 0;
@@ -32,7 +33,7 @@ static LOST: AtomicUsize = AtomicUsize::new(0);
 /// Waits until no thread of this process is inside the library to end a communicator. False if one does not
 /// return.
 pub(crate) fn wait_until_all_are_out() -> bool {
-    let since = Instant::now();
+    let since = RunInstant::now();
     let are_out = || INSIDE.load(Ordering::Acquire) == 0;
     let is_in_vain =
         || INSIDE.load(Ordering::Acquire) <= LOST.load(Ordering::Acquire) || since.elapsed() > ENDING;
@@ -152,7 +153,7 @@ impl Communicator {
 
     /// Waits with a bound; false if it has passed.
     fn wait_for_end(&self, is_over: impl Fn() -> bool) -> bool {
-        let since = Instant::now();
+        let since = RunInstant::now();
         while !is_over() {
             if since.elapsed() > ENDING {
                 return false;
@@ -178,7 +179,7 @@ impl Communicator {
 
     /// Waits for the decision, then ends the communicator accordingly.
     fn end_with_others(&self) {
-        let since = Instant::now();
+        let since = RunInstant::now();
         let orderly = loop {
             match self.outcome_of_all() {
                 Some(orderly) => break orderly && self.finish(),
@@ -342,7 +343,7 @@ impl Shutdown {
 }
 
 /// Sleeps for a sixteenth of the time waited so far, within bounds.
-fn nap(since: Instant) {
+fn nap(since: RunInstant) {
     std::thread::sleep((since.elapsed() / 16).clamp(Duration::from_micros(100), SELDOM));
 }
 

@@ -3,11 +3,12 @@
 use super::communicator::{Communicator, LockedLibrary};
 use crate::control::control_channel::{AnnouncedCall, Waiting};
 use crate::gpu::backoff::{Backoff, LOOK};
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, LibraryError, Result};
 use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long to look for the lost peer after the library reports a broken connection. Without any other sign,
 /// missing heartbeats show it after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
@@ -29,7 +30,7 @@ impl Communicator {
     }
 
     /// Waits for the end of a call that returned `ncclInProgress`.
-    pub fn settle(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub fn settle(&self, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
         loop {
@@ -54,7 +55,7 @@ impl Communicator {
         announced: &AnnouncedCall,
     ) -> Error {
         let error = self.library.error(answer, function);
-        let since = Instant::now();
+        let since = RunInstant::now();
         while matches!(answer, ncclResult_t::RemoteError | ncclResult_t::SystemError)
             && since.elapsed() < BLAME
         {
@@ -94,13 +95,13 @@ impl Communicator {
     }
 
     /// [`settle`](Communicator::settle), or the error of a communicator that has failed.
-    pub fn settle_unless_failed(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub fn settle_unless_failed(&self, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         self.check()?;
         self.settle(announced, since)
     }
 
     /// Fails the communicator if a rank is missing or the deadline has passed.
-    pub(crate) fn look(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub(crate) fn look(&self, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         self.control_channel.publish_awaited_rank(announced);
         self.control_channel.check_peers(announced, since).map_err(|failure| self.fail(failure))
     }
@@ -142,7 +143,7 @@ impl Communicator {
             "a wait",
             "end the capture before, or let nccl::Graph capture the operations",
         )?;
-        let since = Instant::now();
+        let since = RunInstant::now();
         let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
         loop {

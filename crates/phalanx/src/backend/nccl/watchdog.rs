@@ -9,6 +9,7 @@ use super::shutdown::wait_until_all_are_out;
 use super::waiting::ASYNC_ERROR;
 use crate::contract::Departure;
 use crate::control::control_channel::AnnouncedCall;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::os::{at_exit, leave};
 use crate::types::error::{Error, Result};
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time between two rounds over all communicators.
 const ROUND: Duration = Duration::from_millis(100);
@@ -29,10 +30,10 @@ struct Watched {
     communicator: Weak<Communicator>,
     /// The current call into the library, and when it was first seen.
     library_calls: u64,
-    calling_since: Instant,
+    calling_since: RunInstant,
     /// The last enqueued call, and since when it is the last.
     sequence: (String, u64),
-    enqueued: Instant,
+    enqueued: RunInstant,
 }
 
 /// Watches a communicator from now on. Also registers the end of all communicators at process exit.
@@ -40,7 +41,7 @@ pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     start()?;
     // Now, since making it loaded the last of what the library needs.
     communicator.library.ending.call_once(|| at_exit(end));
-    let now = Instant::now();
+    let now = RunInstant::now();
     lock(&WATCHED).push(Watched {
         communicator: Arc::downgrade(communicator),
         library_calls: 0,
@@ -106,7 +107,7 @@ fn start() -> Result<()> {
         let thread = std::thread::Builder::new().name("phalanx-watchdog".into()).spawn(|| {
             loop {
                 std::thread::sleep(ROUND);
-                let now = Instant::now();
+                let now = RunInstant::now();
                 lock(&WATCHED).retain_mut(|watched| watched.look(now));
             }
         });
@@ -119,7 +120,7 @@ fn start() -> Result<()> {
 
 impl Watched {
     /// Checks the communicator; false when it need not be watched any more.
-    fn look(&mut self, now: Instant) -> bool {
+    fn look(&mut self, now: RunInstant) -> bool {
         let Some(communicator) = self.communicator.upgrade() else { return false };
         if communicator.has_failed() || communicator.has_ended() {
             return false;
@@ -134,7 +135,7 @@ impl Watched {
         false
     }
 
-    fn reason(&mut self, communicator: &Communicator, now: Instant) -> Option<Error> {
+    fn reason(&mut self, communicator: &Communicator, now: RunInstant) -> Option<Error> {
         if let Err(failure) = communicator.control_channel.check() {
             return Some(failure);
         }

@@ -6,12 +6,12 @@ use crate::contract::{Call, Operation};
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// Words that each rank gives: its call, and its [`CallProposal`].
 const WORDS: usize = AnnouncedCall::WORDS + 4;
@@ -68,7 +68,7 @@ impl NvshmemComm {
 
     /// Runs a collective step on the host channel. If it fails, fails the communicator with the diagnosis.
     pub(crate) fn on_host_channel<R>(&self, step: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         step(&*self.host_channel).map_err(|error| {
             if !error.is_fatal() {
                 return error;
@@ -103,7 +103,7 @@ impl NvshmemComm {
     }
 
     /// Announces the wait and looks for dead or missing peers. If there is one, fails.
-    pub(crate) fn check_peers(&self, announced: &AnnouncedCall, since: Instant) -> Result<()> {
+    pub(crate) fn check_peers(&self, announced: &AnnouncedCall, since: RunInstant) -> Result<()> {
         self.control_channel.publish_awaited_rank(announced);
         self.control_channel.check_peers(announced, since).map_err(|failure| self.fail(failure))
     }

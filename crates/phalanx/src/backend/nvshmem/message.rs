@@ -10,12 +10,13 @@ use crate::contract::{Backend, Departure, Direction, OperationId, Transfer};
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for peers to fetch sent messages before this process leaves.
 const ENDING: Duration = Duration::from_secs(10);
@@ -171,7 +172,7 @@ impl NvshmemComm {
 
     /// Advances all transfers; `true` if any is under way.
     pub(crate) fn progress_messages(&self) -> Result<bool> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         let mut state = lock(&self.messages.state);
         // A caller that sees a failure frees its buffers: they are not touched from then on.
         self.check()?;
@@ -293,7 +294,7 @@ impl NvshmemComm {
     /// Waits, for at most [`ENDING`], until the peers have fetched their messages: the slots go with this
     /// process.
     pub(crate) fn settle_messages(&self) {
-        let since = Instant::now();
+        let since = RunInstant::now();
         while self.messages.has_sent() && self.check().is_ok() {
             if since.elapsed() > ENDING
                 || self.control_channel.has_casualties()

@@ -6,9 +6,10 @@ use crate::control::failure::{ChannelFailure, Context};
 use crate::control::flags::Park;
 use crate::control::liveness::Liveness;
 use crate::control::record::Record;
+use crate::os::RunInstant;
 use crate::os::sync::{AtomicU32, Ordering};
 use crate::types::error::{PeerEvent, Result};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Polls at first if every rank has a core: about a microsecond.
 const POLLS: u32 = 400;
@@ -22,8 +23,6 @@ const YIELDING: Duration = Duration::from_millis(10);
 /// A sleep ends after this time at first, and after twice as much each time, up to the last; then the rank checks that the peers live.
 const FIRST_SLEEP: Duration = Duration::from_millis(1);
 const LAST_SLEEP: Duration = Duration::from_millis(50);
-/// If a turn of a wait takes this much longer than its sleep, the rank itself did not run.
-const HELD_UP: Duration = Duration::from_secs(1);
 /// Time between two log lines of a rank that waits.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -102,7 +101,7 @@ impl Endpoint {
                 }
             }
         }
-        let since = Instant::now();
+        let since = RunInstant::now();
         while since.elapsed() < YIELDING {
             std::thread::yield_now();
             if ready()? {
@@ -119,10 +118,10 @@ impl Endpoint {
         wakers: &dyn Fn() -> Peers,
         awaited: &dyn Fn() -> Peers,
         pending: &dyn Fn() -> PendingOperation,
-        mut since: Instant,
+        since: RunInstant,
     ) -> Result<()> {
         let mut slice = FIRST_SLEEP;
-        let (mut logged, mut checked) = (since, since);
+        let mut logged = since;
         let mut liveness = Liveness::new();
         let mut waiting = Waiting { word: &self.status(self.rank).waits_for, published: 0 };
         loop {
@@ -142,19 +141,13 @@ impl Endpoint {
                 return Ok(());
             }
             self.check()?;
-            let held_up = checked.elapsed().saturating_sub(slice);
-            if held_up > HELD_UP {
-                // This rank was stopped, and perhaps the whole job: that is not time in which the peers did not come.
-                since += held_up;
-            }
-            checked = Instant::now();
             if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
                 return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
             }
             slice = (slice * 2).min(LAST_SLEEP);
             if logged.elapsed() > LOG_INTERVAL {
-                logged = Instant::now();
+                logged = RunInstant::now();
                 let (sequence, record) = pending();
                 let seen: Vec<_> =
                     peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
@@ -173,7 +166,7 @@ impl Endpoint {
         &self,
         awaited: &[usize],
         pending: &dyn Fn() -> PendingOperation,
-        since: Instant,
+        since: RunInstant,
         liveness: &mut Liveness,
     ) -> Option<ChannelFailure> {
         let (sequence, record) = pending();

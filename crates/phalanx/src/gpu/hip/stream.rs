@@ -2,6 +2,7 @@
 
 use super::slice::{Memory, Slice, Use};
 use super::{api, check, enter, failed};
+use crate::os::RunInstant;
 use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};
 use phalanx_sys::hip::{
@@ -9,7 +10,7 @@ use phalanx_sys::hip::{
 };
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A stream of an AMD GPU (`hipStream_t`); clones are the same stream.
 ///
@@ -46,7 +47,7 @@ impl Inner {
 
     /// Waits for the work, at most [`ENDING`].
     fn drain(&self) -> Result<()> {
-        let since = Instant::now();
+        let since = RunInstant::now();
         while !self.is_idle()? {
             if since.elapsed() > ENDING {
                 return Err(failed(api()?, "hipStreamQuery", hipError_t::NotReady).into());

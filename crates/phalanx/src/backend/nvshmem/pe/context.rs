@@ -8,6 +8,7 @@ use super::limits::Limits;
 use super::process_state::Claim;
 use super::unique_id::UniqueId;
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result, TimeoutError, UsageError};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// This process as a PE of NVSHMEM.
 ///
@@ -58,7 +59,7 @@ pub struct Context {
     /// Teams that were split off and not destroyed.
     pub(crate) teams: Cell<usize>,
     /// When the peers were last checked.
-    pub(super) looked: Cell<Instant>,
+    pub(super) looked: Cell<RunInstant>,
     pub(crate) limits: Limits,
     pub(super) claim: Claim,
     pub(super) one_thread: PhantomData<*mut ()>,
@@ -216,7 +217,7 @@ impl Context {
         TimeoutError { operation, sequence, reporter, waited: self.timeout(), missing: Vec::new() }.into()
     }
 
-    pub(crate) fn look(&self, since: Instant) -> Result<()> {
+    pub(crate) fn look(&self, since: RunInstant) -> Result<()> {
         self.control.as_ref().map_or(Ok(()), |control| control.look(since))
     }
 

@@ -7,11 +7,12 @@
 use crate::contract::{Backend, Blocks, Call, Departure, Operation};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
+use crate::os::RunInstant;
 use crate::types::dtype::Element;
 use crate::types::error::{Error, MismatchError, Result, UnsupportedError};
 use crate::watch::Recorder;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Waits on the control channel have no limit of their own: the waiting call has one.
 const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
@@ -164,7 +165,7 @@ impl PeControl {
     }
 
     /// An error if a peer is gone while this PE waits.
-    pub fn look(&self, since: Instant) -> Result<()> {
+    pub fn look(&self, since: RunInstant) -> Result<()> {
         let Some(control_channel) = &self.control_channel else { return Ok(()) };
         // No number: work on streams has no counterpart on other PEs.
         control_channel.check_peers(&AnnouncedCall::call(0, &Call::empty(Operation::Init)), since)

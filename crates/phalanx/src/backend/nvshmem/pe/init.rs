@@ -10,6 +10,7 @@ use super::process_state::{Claim, at_process_exit};
 use super::unique_id::UniqueId;
 use crate::contract::hosts::HostTopology;
 use crate::gpu::cuda::gpu_ids;
+use crate::os::RunInstant;
 use crate::os::at_exit;
 use crate::rendezvous::environment::Environment;
 use crate::rendezvous::gpus::{Visible, settle as settle_gpu};
@@ -22,7 +23,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Settings for a new [`Context`].
 #[derive(Debug, Clone, Default)]
@@ -223,7 +224,7 @@ impl PreparedPe {
             heap: RefCell::default(),
             heap_is_dynamic: OnceCell::new(),
             teams: Cell::new(0),
-            looked: Cell::new(Instant::now()),
+            looked: Cell::new(RunInstant::now()),
             limits: Limits::unknown(),
             claim: self.claim,
             one_thread: PhantomData,

@@ -1,6 +1,7 @@
 //! The loaded library, its error codes, and calls with a time limit.
 
 use crate::gpu::copies::Copies;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, LibraryError, Result};
 use phalanx_sys::nvshmem::{Api, NVSHMEM, version_text};
@@ -8,7 +9,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval at which a wait for the library checks the peers.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
@@ -124,7 +125,7 @@ pub(crate) fn status_text(code: c_int) -> &'static str {
 pub(crate) fn within<R: Send + 'static>(
     function: &'static str,
     limit: Duration,
-    mut look: impl FnMut(Instant) -> Result<()>,
+    mut look: impl FnMut(RunInstant) -> Result<()>,
     call: impl FnOnce() -> R + Send + 'static,
 ) -> Result<Option<R>> {
     let (sender, receiver) = channel();
@@ -139,7 +140,7 @@ pub(crate) fn within<R: Send + 'static>(
             format!("{function} needs a thread; end others, or raise ulimit -u"),
         )
     })?;
-    let since = Instant::now();
+    let since = RunInstant::now();
     loop {
         match receiver.recv_timeout(LOOK.min(limit.saturating_sub(since.elapsed()))) {
             Ok(answer) => return Ok(Some(answer)),
