@@ -11,9 +11,8 @@ use crate::buffer::loan::Loan;
 use crate::buffer::{Source, Target};
 #[cfg(feature = "_gpu")]
 use crate::contract::Direction;
-use crate::contract::{Backend, Call, Operation, Transfer};
+use crate::contract::{Backend, Call, Shape, Transfer};
 use crate::types::error::Result;
-use crate::types::op::Reduction;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use std::marker::PhantomData;
@@ -198,6 +197,10 @@ impl Comm {
 }
 
 impl<'env> CommGroup<'_, 'env> {
+    pub(super) fn shape(&self) -> Shape {
+        self.comm.shape()
+    }
+
     #[cfg(feature = "_gpu")]
     pub(crate) fn comm(&self) -> &'env Comm {
         self.comm
@@ -209,7 +212,12 @@ impl<'env> CommGroup<'_, 'env> {
         self.group.loans.extend(loans);
     }
 
-    fn out_of_place<S, R>(&mut self, call: Call<'env>, send: &'env S, recv: &'env mut R) -> Result<()>
+    pub(super) fn out_of_place<S, R>(
+        &mut self,
+        call: Call<'env>,
+        send: &'env S,
+        recv: &'env mut R,
+    ) -> Result<()>
     where
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
@@ -221,7 +229,7 @@ impl<'env> CommGroup<'_, 'env> {
         Ok(())
     }
 
-    fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
+    pub(super) fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
         let stream = &self.comm.lane;
         let loan = buf.lend_mut(stream)?;
         let call = call.inside::<R::Elem>(&loan, stream, self.comm.rank()).configured(stream);
@@ -257,295 +265,6 @@ impl<'env> CommGroup<'_, 'env> {
         self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &loan, stream, peer, tag)));
         self.group.loans.push(loan);
         Ok(())
-    }
-
-    /// See [`Comm::all_reduce`].
-    pub fn all_reduce<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        op: impl Into<Reduction<S::Elem>>,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().all_reduce(send.len(), recv.len())?;
-        self.out_of_place(call.reducing(op), send, recv)
-    }
-
-    /// See [`Comm::all_reduce_in_place`].
-    pub fn all_reduce_in_place<R>(
-        &mut self,
-        buf: &'env mut R,
-        op: impl Into<Reduction<R::Elem>>,
-    ) -> Result<()>
-    where
-        R: Target + ?Sized,
-    {
-        let call = self.comm.shape().whole(Operation::AllReduce, buf.len());
-        self.in_place(call.reducing(op), buf)
-    }
-
-    /// See [`Comm::broadcast`].
-    pub fn broadcast<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().broadcast(send.len(), recv.len(), root)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::broadcast_in_place`].
-    pub fn broadcast_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
-        self.in_place(self.comm.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf)
-    }
-
-    /// See [`Comm::reduce`].
-    pub fn reduce<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        op: impl Into<Reduction<S::Elem>>,
-        root: usize,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().reduce(send.len(), recv.len(), root)?;
-        self.out_of_place(call.reducing(op), send, recv)
-    }
-
-    /// See [`Comm::reduce_in_place`].
-    pub fn reduce_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        op: impl Into<Reduction<R::Elem>>,
-        root: usize,
-    ) -> Result<()> {
-        let call = self.comm.shape().whole_in_place(Operation::Reduce, buf.len(), root)?;
-        self.in_place(call.reducing(op), buf)
-    }
-
-    /// See [`Comm::all_gather`].
-    pub fn all_gather<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        self.out_of_place(self.comm.shape().all_gather(send.len(), recv.len())?, send, recv)
-    }
-
-    /// See [`Comm::all_gather_in_place`].
-    pub fn all_gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place(Operation::AllGather, buf.len(), 0)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::all_gather_v`].
-    pub fn all_gather_v<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        counts: &'env [usize],
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().all_gather_v(send.len(), recv.len(), counts)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::all_gather_v_in_place`].
-    pub fn all_gather_v_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        counts: &'env [usize],
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place_v(Operation::AllGatherV, buf.len(), counts, 0)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::reduce_scatter`].
-    pub fn reduce_scatter<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        op: impl Into<Reduction<S::Elem>>,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().reduce_scatter(send.len(), recv.len())?;
-        self.out_of_place(call.reducing(op), send, recv)
-    }
-
-    /// See [`Comm::reduce_scatter_in_place`].
-    pub fn reduce_scatter_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        op: impl Into<Reduction<R::Elem>>,
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place(Operation::ReduceScatter, buf.len(), 0)?;
-        self.in_place(call.reducing(op), buf)
-    }
-
-    /// See [`Comm::reduce_scatter_v`].
-    pub fn reduce_scatter_v<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        counts: &'env [usize],
-        op: impl Into<Reduction<S::Elem>>,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().reduce_scatter_v(send.len(), recv.len(), counts)?;
-        self.out_of_place(call.reducing(op), send, recv)
-    }
-
-    /// See [`Comm::reduce_scatter_v_in_place`].
-    pub fn reduce_scatter_v_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        counts: &'env [usize],
-        op: impl Into<Reduction<R::Elem>>,
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place_v(Operation::ReduceScatterV, buf.len(), counts, 0)?;
-        self.in_place(call.reducing(op), buf)
-    }
-
-    /// See [`Comm::all_to_all`].
-    pub fn all_to_all<S, R>(&mut self, send: &'env S, recv: &'env mut R) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        self.out_of_place(self.comm.shape().all_to_all(send.len(), recv.len())?, send, recv)
-    }
-
-    /// See [`Comm::all_to_all_in_place`].
-    pub fn all_to_all_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place(Operation::AllToAll, buf.len(), 0)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::all_to_all_v`].
-    pub fn all_to_all_v<S, R>(
-        &mut self,
-        send: &'env S,
-        send_counts: &'env [usize],
-        recv: &'env mut R,
-        recv_counts: &'env [usize],
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::all_to_all_v_in_place`].
-    pub fn all_to_all_v_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        counts: &'env [usize],
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place_v(Operation::AllToAllV, buf.len(), counts, 0)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::gather`].
-    pub fn gather<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().gather(send.len(), recv.len(), root)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::gather_in_place`].
-    pub fn gather_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place(Operation::Gather, buf.len(), root)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::gather_v`].
-    pub fn gather_v<S, R>(
-        &mut self,
-        send: &'env S,
-        recv: &'env mut R,
-        counts: &'env [usize],
-        root: usize,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().gather_v(send.len(), recv.len(), counts, root)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::gather_v_in_place`].
-    pub fn gather_v_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        counts: &'env [usize],
-        root: usize,
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place_v(Operation::GatherV, buf.len(), counts, root)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::scatter`].
-    pub fn scatter<S, R>(&mut self, send: &'env S, recv: &'env mut R, root: usize) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().scatter(send.len(), recv.len(), root)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::scatter_in_place`].
-    pub fn scatter_in_place<R: Target + ?Sized>(&mut self, buf: &'env mut R, root: usize) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place(Operation::Scatter, buf.len(), root)?;
-        self.in_place(call, buf)
-    }
-
-    /// See [`Comm::scatter_v`].
-    pub fn scatter_v<S, R>(
-        &mut self,
-        send: &'env S,
-        counts: &'env [usize],
-        recv: &'env mut R,
-        root: usize,
-    ) -> Result<()>
-    where
-        S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
-    {
-        let call = self.comm.shape().scatter_v(send.len(), recv.len(), counts, root)?;
-        self.out_of_place(call, send, recv)
-    }
-
-    /// See [`Comm::scatter_v_in_place`].
-    pub fn scatter_v_in_place<R: Target + ?Sized>(
-        &mut self,
-        buf: &'env mut R,
-        counts: &'env [usize],
-        root: usize,
-    ) -> Result<()> {
-        let call = self.comm.shape().blocks_in_place_v(Operation::ScatterV, buf.len(), counts, root)?;
-        self.in_place(call, buf)
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
-//! | `checks.rs`, `collective.rs` | checks of a collective's arguments; the collectives |
+//! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
 //! | `p2p.rs`, `group.rs` | messages; operations that start together |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
-//! | `checks.rs`, `collective.rs` | checks of a collective's arguments; the collectives |
+//! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
 //! | `p2p.rs`, `group.rs` | messages; operations that start together |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
@@ -22,7 +22,7 @@
 
 pub(crate) mod builder;
 mod checks;
-mod collective;
+mod collectives;
 pub(crate) mod comm;
 pub(crate) mod group;
 pub(crate) mod init;
