@@ -39,6 +39,15 @@ macro_rules! debug_event {
 }
 pub(crate) use {debug_event as debug, error_event as error, info_event as info, warn_event as warn};
 
+/// Warns, on the error stream where the program has no log.
+pub(crate) fn say(line: std::fmt::Arguments<'_>) {
+    if tracing::dispatcher::has_been_set() {
+        warn_event!("{line}");
+    } else {
+        print(line);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::os::log;

@@ -21,6 +21,7 @@ mod signal;
 #[cfg(test)]
 pub(crate) use recorder::PANIC_WHEN_BEGUN;
 pub(crate) use recorder::{RecordId, Recorder};
+pub(crate) use signal::last_operation;
 
 use crate::contract::OperationId;
 use crate::types::error::Result;

@@ -113,6 +113,26 @@ pub(crate) struct Record {
     pub ended: u64,
 }
 
+impl Record {
+    /// Where the rank is, as a clause of a sentence.
+    pub fn describe(&self) -> String {
+        let Record { operation, dtype, count, sequence, state, .. } = self;
+        let call = match count {
+            0 => operation.name().to_owned(),
+            _ => format!("{}({dtype} × {count})", operation.name()),
+        };
+        match state {
+            State::Completed => {
+                format!("it has completed {call}, operation number {sequence}, and called nothing since")
+            }
+            State::Failed => format!(
+                "its {call}, operation number {sequence}, has failed, and it has called nothing since"
+            ),
+            State::Enqueued | State::Started => format!("it is in {call}, operation number {sequence}"),
+        }
+    }
+}
+
 /// Flight recorder of one rank's communicator: a ring of its last operations.
 pub(crate) struct Recorder {
     pub(crate) backend: BackendKind,

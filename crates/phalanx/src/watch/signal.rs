@@ -15,18 +15,23 @@ use std::sync::{Arc, Mutex, Weak};
 /// Environment variable with the signal: `USR1` or `USR2`.
 const TRACE_SIGNAL: &str = "PHALANX_TRACE_SIGNAL";
 
-/// Whether the thread runs, so that recorders must be registered.
+/// Whether the thread runs.
 static LISTENING: AtomicBool = AtomicBool::new(false);
 /// Every communicator of this process.
 static RECORDERS: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
 
 /// Registers a new communicator's recorder.
 pub(crate) fn register(recorder: &Arc<Recorder>) {
-    if LISTENING.load(Ordering::Relaxed) {
-        let mut recorders = lock(&RECORDERS);
-        recorders.retain(|other| other.strong_count() > 0);
-        recorders.push(Arc::downgrade(recorder));
-    }
+    let mut recorders = lock(&RECORDERS);
+    recorders.retain(|other| other.strong_count() > 0);
+    recorders.push(Arc::downgrade(recorder));
+}
+
+/// What a rank of this process did last on the communicator with this name, if it is still there.
+pub(crate) fn last_operation(name: &str, rank: usize) -> Option<String> {
+    let recorders: Vec<_> = lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect();
+    let recorder = recorders.iter().find(|recorder| recorder.name() == name && recorder.rank == rank)?;
+    Some(recorder.records().last().map_or_else(|| "it has called nothing".to_owned(), |last| last.describe()))
 }
 
 fn write_all() {
