@@ -39,7 +39,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn world_size(&self) -> usize;
 
     /// The default stream.
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::host()
     }
 

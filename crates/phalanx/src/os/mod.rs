@@ -20,6 +20,8 @@ mod exit;
 pub(crate) use exit::at_exit;
 pub(crate) use exit::leave;
 
+pub(crate) mod float_mode;
+
 pub(crate) mod log;
 
 mod poll;

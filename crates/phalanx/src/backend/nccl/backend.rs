@@ -34,7 +34,7 @@ impl Backend for NcclComm {
         self.host_channel.host_topology()
     }
 
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::gpu(self.stream.clone())
     }
 
