@@ -151,6 +151,7 @@ pub use types::op::{PreMulSum, ReduceOp, Reduction};
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::os::fresh_file;
     pub use crate::rendezvous::store;
     pub use crate::start::launched;
 }

@@ -22,6 +22,9 @@ pub(crate) use exit::leave;
 
 pub(crate) mod log;
 
+mod fresh_file;
+pub use fresh_file::fresh_file;
+
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};
 
