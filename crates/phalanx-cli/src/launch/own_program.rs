@@ -2,8 +2,8 @@
 
 use super::attempt;
 use super::events::Events;
-use super::job::Job;
-use super::outcome::{Failure, Outcome};
+use super::job::{DEFAULT_GRACE, Job, Restarts};
+use super::outcome::{End, Failure, Outcome};
 use super::output::Output;
 use super::placement::Placement;
 use super::report::{print_end, print_failure};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub fn run(ranks: usize, arguments: Vec<OsString>) -> Result<ExitCode> {
     let outcome = run_attempt(ranks, arguments, Output::Inherited, None, |failure| {
         // A rank that exits with 1 has printed the reason itself.
-        if failure.status.code() != Some(1) {
+        if !matches!(failure.end, End::Status(status) if status.code() == Some(1)) {
             print_failure(failure);
         }
     })?;
@@ -32,10 +32,13 @@ pub fn run_silently(ranks: usize, arguments: Vec<OsString>, timeout: Duration) -
     match run_attempt(ranks, arguments, Output::Swallowed, Some(timeout), |_| {})? {
         Outcome::Success => Ok(()),
         Outcome::Failed(failure) => {
-            let status = status::describe(failure.status);
+            let how = match failure.end {
+                End::Status(status) => status::describe(status),
+                End::StillRuns | End::Elsewhere => "it did not end by itself".to_owned(),
+            };
             match failure.last_lines.last() {
-                Some(reason) => bail!("rank {}: {reason} ({status})", failure.rank),
-                None => bail!("rank {}: {status}", failure.rank),
+                Some(reason) => bail!("rank {}: {reason} ({how})", failure.rank),
+                None => bail!("rank {}: {how}", failure.rank),
             }
         }
         Outcome::TimedOut { running, .. } => {
@@ -57,7 +60,17 @@ fn run_attempt(
     mut failed: impl FnMut(&Failure),
 ) -> Result<Outcome> {
     let program = std::env::current_exe().context("cannot find this program's own file")?.into();
-    let job = Job { program, arguments, ranks, output, log_dir: None, timeout };
+    let job = Job {
+        program,
+        arguments,
+        ranks,
+        output,
+        log_dir: None,
+        timeout,
+        grace: DEFAULT_GRACE,
+        keep_going: false,
+        restarts: Restarts::default(),
+    };
     let (_store, placement) = Placement::on_one_node(ranks)?;
     let events = Events::catch()?;
     let outcome = attempt::run(&job, &placement, None, &events, |outcome| {

@@ -60,6 +60,7 @@ impl Comm {
     pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
         let shape = Shape { rank: backend.rank(), world_size: backend.world_size() };
         let recorder = Recorder::new(backend.kind(), name, shape.rank, shape.world_size);
+        recorder.set_members(&backend);
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
         let stream = backend.stream();
         Comm {
@@ -161,7 +162,7 @@ impl Comm {
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
-        self.backend.sync()
+        self.backend.sync().inspect_err(|error| self.recorder.failed(error))
     }
 
     /// Allocates `len` zeros of the host memory in which operations are fastest.

@@ -64,6 +64,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         false
     }
 
+    /// The process of a rank of this host, where the backend knows it.
+    fn process_of(&self, _rank: usize) -> Option<u32> {
+        None
+    }
+
     /// Which ranks share a host. By default all do.
     fn host_topology(&self) -> HostTopology {
         HostTopology::one_host(self.world_size())

@@ -30,6 +30,10 @@ impl Backend for NcclComm {
         self.communicator.ranks
     }
 
+    fn process_of(&self, rank: usize) -> Option<u32> {
+        self.host_channel.process_of(rank)
+    }
+
     fn host_topology(&self) -> HostTopology {
         self.host_channel.host_topology()
     }
