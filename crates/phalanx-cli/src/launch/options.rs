@@ -37,6 +37,10 @@ pub struct LaunchArgs {
     #[arg(long)]
     pub keep_going: bool,
 
+    /// With --keep-going: end the others all the same when fewer ranks than this are left on this machine.
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse::ranks, requires = "keep_going")]
+    pub min_ranks: usize,
+
     /// Start a rank that has failed anew, at most this many times in all; the others go on.
     ///
     /// The new process has the failed one's number, and PHALANX_REPLACES set to it. Its phalanx::init() joins the

@@ -111,6 +111,7 @@ mod tests {
             exit_code: 139,
             others: 3,
             then,
+            is_first: true,
             last_lines: vec!["oh no".to_owned()],
             log: Some("logs/rank-2.err".into()),
             witness: None,

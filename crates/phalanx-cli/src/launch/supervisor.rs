@@ -214,11 +214,18 @@ impl<'a> Supervisor<'a> {
             self.not_survived = None;
         } else if self.job.restarts.most > self.job.restarts.done() {
             self.restart(index);
-        } else if self.job.keep_going {
+        } else if self.job.keep_going && self.has_enough_ranks() {
             self.go_on(index, Then::GoOn);
         } else {
             self.begin_to_settle(index);
         }
+    }
+
+    /// Whether as many ranks run, or have ended well, as are needed to go on; also if there is none left that could be ended.
+    fn has_enough_ranks(&self) -> bool {
+        let is_left = |rank: &&Rank| rank.status.is_none_or(|status| status.success());
+        let runs = self.ranks.iter().any(Rank::is_running);
+        !runs || self.ranks.iter().filter(is_left).count() >= self.job.min_ranks
     }
 
     /// Lets the others go on after a failure.
@@ -270,7 +277,8 @@ impl<'a> Supervisor<'a> {
             || matches!(self.blame(first).0, Culprit::Here(index) if self.ranks[index].is_running());
         let is_settled = !self.ranks.iter().any(Rank::is_writing_records) && !culprit_runs();
         if is_settled || Instant::now() >= until {
-            let could_go_on = self.ranks.iter().any(|rank| rank.is_running() && rank.has_joined());
+            let has_survivor = self.ranks.iter().any(|rank| rank.is_running() && rank.has_joined());
+            let could_go_on = has_survivor && !self.job.keep_going;
             let failure = self.failure(first, Then::EndOthers { could_go_on });
             self.end_ranks(Outcome::Failed(failure));
         }
@@ -311,38 +319,34 @@ impl<'a> Supervisor<'a> {
 
     /// Describes the failure that began with the end of this rank.
     fn failure(&self, first: usize, then: Then) -> Failure {
-        let own_status = self.ranks[first].status.expect("it has ended");
-        let code = status::exit_code(own_status);
-        let others = self.ranks.iter().filter(|rank| rank.is_running()).count();
-        // A rank that goes on after failures is responsible for its own.
+        // A rank that the others can do without is responsible for its own end.
         let (culprit, witness) = match then {
             Then::EndOthers { .. } => self.blame(first),
             Then::GoOn | Then::Replace { .. } | Then::StartOver { .. } => (Culprit::Here(first), None),
         };
-        let index = match culprit {
-            Culprit::Here(index) => index,
-            Culprit::Elsewhere(rank) => {
-                let (end, after) = (End::Elsewhere, self.started.elapsed());
-                let (last_lines, log) = (Vec::new(), None);
-                return Failure { rank, end, after, exit_code: code, others, then, last_lines, log, witness };
-            }
+        let (number, rank) = match culprit {
+            Culprit::Here(index) => (self.ranks[index].number(), Some(&self.ranks[index])),
+            Culprit::Elsewhere(number) => (number, None),
         };
-        let rank = &self.ranks[index];
-        let end = rank.status.map_or(End::StillRuns, End::Status);
-        let exit_code = match rank.status.map(status::exit_code) {
-            None | Some(0) => code,
-            Some(code) => code,
+        let end = match rank.map(|rank| rank.status) {
+            Some(Some(status)) => End::Status(status),
+            Some(None) => End::StillRuns,
+            None => End::Elsewhere,
         };
-        let after = rank.ended().map_or_else(|| self.started.elapsed(), |ended| ended - self.started);
+        let first_status = self.ranks[first].status.expect("it has ended");
+        let blamed_status = rank.and_then(|rank| rank.status).filter(|status| !status.success());
+        let others = self.ranks.iter().filter(|rank| rank.is_running() && rank.number() != number);
+        let ended = rank.and_then(Rank::ended).unwrap_or_else(Instant::now);
         Failure {
-            rank: rank.number(),
+            rank: number,
             end,
-            after,
-            exit_code,
-            others,
+            after: ended - self.started,
+            exit_code: status::exit_code(blamed_status.unwrap_or(first_status)),
+            others: others.count(),
             then,
-            last_lines: rank.last_lines(),
-            log: rank.log().map(ToOwned::to_owned),
+            is_first: self.job.restarts.done() == 0 && self.not_survived.is_none(),
+            last_lines: rank.map(Rank::last_lines).unwrap_or_default(),
+            log: rank.and_then(Rank::log).map(ToOwned::to_owned),
             witness,
         }
     }

@@ -97,6 +97,10 @@ fn fault(comm: &Comm, step: u64) -> Option<Next> {
             std::thread::sleep(TIMEOUT);
             None
         }
+        "stop" => {
+            kill_process(getpid(), Signal::STOP).unwrap();
+            None
+        }
         // It has a fault when the others are in an operation, or call nothing.
         "kill late" => {
             std::thread::sleep(Duration::from_millis(100));

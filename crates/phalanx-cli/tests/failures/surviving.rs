@@ -25,6 +25,7 @@ pub fn trials() -> Vec<Trial> {
         }),
         Trial::test("surviving::without_the_option_the_others_are_ended_and_it_is_named", is_named),
         Trial::test("surviving::the_job_fails_if_nobody_survives", nobody_survives),
+        Trial::test("surviving::with_too_few_ranks_left_the_others_are_ended", too_few_are_left),
         Trial::test("surviving::when_no_restart_is_left_the_others_are_ended", none_is_left),
         Trial::test("surviving::the_others_go_on_when_no_restart_is_left", go_on_without_restarts),
         Trial::test("surviving::all_begin_anew_if_nobody_can_take_a_rank_in", all_begin_anew),
@@ -81,10 +82,17 @@ fn nobody_survives() -> Result<(), Failed> {
     check(&said, 3, ("done", 0), &["no rank has ended well since rank 1 failed"])
 }
 
+fn too_few_are_left() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let options = "-n 4 --keep-going --min-ranks 3";
+    let said = say(launch(options, "shrink", "kill@10:1,exit 3@20:2", folder.path()));
+    check(&said, 3, ("done", 0), &["rank 1 failed: killed by SIGKILL", "rank 2 failed: exit status 3"])
+}
+
 fn none_is_left() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let said = say(launch("-n 3 --restarts 1", "rebuild", "kill@10:1,exit 3@20:2", folder.path()));
-    check(&said, 3, ("done", 0), &["(restart 1 of at most 1)", "rank 2 failed first: exit status 3"])
+    check(&said, 3, ("done", 0), &["(restart 1 of at most 1)", "rank 2 failed: exit status 3"])
 }
 
 fn go_on_without_restarts() -> Result<(), Failed> {
