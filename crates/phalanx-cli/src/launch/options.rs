@@ -57,7 +57,7 @@ pub struct LaunchArgs {
     pub max_restarts: u32,
 
     /// Kill the ranks that still run so many seconds after they were asked to end (SIGTERM).
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_grace)]
     pub grace: Duration,
 
     /// Also write each rank's output to files in this folder: rank-0.out, rank-0.err, …
@@ -110,6 +110,11 @@ impl LaunchArgs {
     pub fn arguments(&self) -> &[OsString] {
         &self.command[1..]
     }
+}
+
+/// A grace may be 0: then ranks are killed at once.
+fn parse_grace(text: &str) -> Result<Duration, String> {
+    if text.parse() == Ok(0.0) { Ok(Duration::ZERO) } else { parse::seconds(text) }
 }
 
 fn parse_nodes(text: &str) -> Result<usize, String> {

@@ -46,6 +46,8 @@ struct Reported {
     records: Records,
     /// Its first word about a failure.
     trouble: Option<Trouble>,
+    /// The others go on without it; when it still runs at this time, it is ended.
+    left_out: Option<Instant>,
 }
 
 enum Trouble {
@@ -146,7 +148,7 @@ impl Rank {
 
     /// Takes in what the rank has reported.
     pub fn note(&mut self, report: Report, from: SocketAddr) {
-        let Reported { processes, has_joined, address, records, trouble } = &mut self.reported;
+        let Reported { processes, has_joined, address, records, trouble, .. } = &mut self.reported;
         if !processes.contains(&report.process) {
             processes.push(report.process);
         }
@@ -192,6 +194,16 @@ impl Rank {
             Some(Trouble::Failed(diagnosis)) => Some(diagnosis),
             Some(Trouble::Panicked) | None => None,
         }
+    }
+
+    /// Notes that the others go on without it, and until when it may end by itself.
+    pub fn leave_out(&mut self, until: Instant) {
+        self.reported.left_out = Some(until);
+    }
+
+    /// Until when it may end by itself, if the others go on without it.
+    pub fn left_out(&self) -> Option<Instant> {
+        self.reported.left_out
     }
 
     /// Asks a running rank to write its flight records, if it can.

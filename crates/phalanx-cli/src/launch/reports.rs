@@ -50,6 +50,8 @@ pub struct Diagnosis {
     pub ranks: Vec<usize>,
     /// Processes of ranks at fault.
     pub processes: Vec<u32>,
+    /// Whether the others leave these ranks out when they go on.
+    pub leaves_out: bool,
     pub why: String,
 }
 
@@ -66,6 +68,7 @@ impl Report {
                 "answers" => answers = value == "1",
                 "ranks" => diagnosis.ranks = numbers(value),
                 "processes" => diagnosis.processes = numbers(value),
+                "out" => diagnosis.leaves_out = value == "1",
                 "why" => diagnosis.why = value.to_owned(),
                 _ => {}
             }
@@ -180,10 +183,13 @@ mod tests {
 
     #[test]
     fn a_report_is_read_as_it_is_written() {
-        let text =
-            "job=ab\nrank=1\nprocess=12\nevent=failed\nranks=2\nprocesses=13,14\nwhy=rank 2 has left: x=y";
-        let diagnosis =
-            Diagnosis { ranks: vec![2], processes: vec![13, 14], why: "rank 2 has left: x=y".to_owned() };
+        let text = "job=ab\nrank=1\nprocess=12\nevent=failed\nranks=2\nprocesses=13,14\nout=1\nwhy=rank 2 has left: x=y";
+        let diagnosis = Diagnosis {
+            ranks: vec![2],
+            processes: vec![13, 14],
+            leaves_out: true,
+            why: "rank 2 has left: x=y".to_owned(),
+        };
         let report = Report { job: "ab".to_owned(), rank: 1, process: 12, what: What::Failed(diagnosis) };
         assert_eq!(Report::parse(text), Some(report));
         let joined = Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1").unwrap();

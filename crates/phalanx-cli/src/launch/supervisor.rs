@@ -9,10 +9,11 @@ use super::job::Job;
 use super::outcome::{End, Failure, Outcome, Then, Witness};
 use super::placement::Placement;
 use super::rank::Rank;
-use super::reports::Diagnosis;
+use super::reports::{Diagnosis, Report, What};
 use super::{report, signals, status};
 use crate::log::say;
 use rustix::process::Signal;
+use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Longest wait, between a failure and the request to end, for the flight records of the other ranks and for the end of the rank at
@@ -102,10 +103,8 @@ impl<'a> Supervisor<'a> {
             match self.next_event() {
                 Some(LaunchEvent::Ended { index, succeeded }) => self.rank_ended(index, succeeded),
                 Some(LaunchEvent::Reported { report, from }) => {
-                    let index = report.rank.checked_sub(self.placement.first);
-                    let rank = index.and_then(|index| self.ranks.get_mut(index));
-                    if let Some(rank) = rank.filter(|_| report.job == self.placement.job) {
-                        rank.note(report, from);
+                    if report.job == self.placement.job {
+                        self.note(report, from);
                     }
                 }
                 Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
@@ -122,6 +121,7 @@ impl<'a> Supervisor<'a> {
                 Some(LaunchEvent::OtherNode(_) | LaunchEvent::Exchanged(_)) => {}
                 None => self.handle_deadline(),
             }
+            self.end_left_out();
             self.settle();
             if let Phase::Ending { outcome, .. } = &mut self.phase
                 && !was_ending
@@ -190,7 +190,7 @@ impl<'a> Supervisor<'a> {
     /// The next event, or `None` when the next deadline has passed.
     fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
-            Phase::Running => self.deadline,
+            Phase::Running => self.left_out().filter_map(Rank::left_out).chain(self.deadline).min(),
             Phase::Settling { until, .. } => Some(*until),
             Phase::Ending { kill_at, .. } => *kill_at,
         };
@@ -210,7 +210,8 @@ impl<'a> Supervisor<'a> {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
-        if status.success() {
+        let is_left_out = self.ranks[index].left_out().is_some();
+        if status.success() && !is_left_out {
             self.not_survived = None;
         } else if self.job.restarts.most > self.job.restarts.done() {
             self.restart(index);
@@ -262,6 +263,54 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Takes in what a rank has reported.
+    fn note(&mut self, report: Report, from: SocketAddr) {
+        if let What::Failed(diagnosis) = &report.what
+            && diagnosis.leaves_out
+            && self.job.restarts.most > 0
+            && matches!(self.phase, Phase::Running)
+        {
+            self.leave_out(&diagnosis.processes);
+        }
+        let index = report.rank.checked_sub(self.placement.first);
+        if let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) {
+            rank.note(report, from);
+        }
+    }
+
+    /// The others go on without these processes, and wait for new ones: those that still run have to end, and those that have ended well
+    /// have failed nevertheless.
+    fn leave_out(&mut self, processes: &[u32]) {
+        for index in 0..self.ranks.len() {
+            let rank = &mut self.ranks[index];
+            if rank.left_out().is_some() || !processes.iter().any(|process| rank.has_process(*process)) {
+                continue;
+            }
+            rank.leave_out(Instant::now() + SETTLING);
+            if rank.status.is_some_and(|status| status.success())
+                && self.job.restarts.most > self.job.restarts.done()
+            {
+                self.restart(index);
+            }
+        }
+    }
+
+    /// Running ranks without which the others go on.
+    fn left_out(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter().filter(|rank| rank.is_running() && rank.left_out().is_some())
+    }
+
+    /// Kills ranks that were left out and do not end.
+    fn end_left_out(&mut self) {
+        let now = Instant::now();
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {
+            if rank.left_out().is_some_and(|until| now >= until) {
+                rank.signal(Signal::KILL);
+                rank.leave_out(now + SETTLING);
+            }
+        }
+    }
+
     /// The first failure: asks the others for their flight records, before they are ended.
     fn begin_to_settle(&mut self, first: usize) {
         if let Some(reports) = self.events.reports() {
@@ -295,11 +344,12 @@ impl<'a> Supervisor<'a> {
             {
                 break;
             }
-            let Some(culprit) = found else { break };
             witness = Some(Witness { rank: self.ranks[at].number(), why: diagnosis.why.clone() });
-            match culprit {
-                Culprit::Here(index) => at = index,
-                Culprit::Elsewhere(_) => return (culprit, witness),
+            match found {
+                // A mismatch, for example: it is no rank's fault alone.
+                None => break,
+                Some(Culprit::Here(index)) => at = index,
+                Some(culprit) => return (culprit, witness),
             }
             seen.push(at);
         }
@@ -341,7 +391,7 @@ impl<'a> Supervisor<'a> {
             rank: number,
             end,
             after: ended - self.started,
-            exit_code: status::exit_code(blamed_status.unwrap_or(first_status)),
+            exit_code: status::exit_code(blamed_status.unwrap_or(first_status)).max(1),
             others: others.count(),
             then,
             is_first: self.job.restarts.done() == 0 && self.not_survived.is_none(),
@@ -378,7 +428,11 @@ impl<'a> Supervisor<'a> {
         let running = self.ranks.iter().filter(|rank| rank.is_running()).map(Rank::number).collect();
         let timed_out = Outcome::TimedOut { after: self.started.elapsed(), running };
         match &mut self.phase {
-            Phase::Running => self.end_ranks(timed_out),
+            Phase::Running if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                self.end_ranks(timed_out)
+            }
+            // `end_left_out` does it.
+            Phase::Running => {}
             // `settle` ends it.
             Phase::Settling { .. } => {}
             Phase::Ending { outcome, kill_at } => {

@@ -23,6 +23,12 @@ pub fn trials() -> Vec<Trial> {
         Trial::test("surviving::a_newcomer_that_fails_is_started_anew", || {
             is_started_anew("kill@10:1,kill@20:1", 2)
         }),
+        Trial::test("surviving::a_rank_that_is_stopped_is_ended_and_started_anew", || {
+            is_started_anew("stop@10:1", 1)
+        }),
+        Trial::test("surviving::a_rank_that_leaves_early_is_started_anew", || {
+            is_started_anew("return@10:1,exit 0@20:0", 2)
+        }),
         Trial::test("surviving::without_the_option_the_others_are_ended_and_it_is_named", is_named),
         Trial::test("surviving::the_job_fails_if_nobody_survives", nobody_survives),
         Trial::test("surviving::with_too_few_ranks_left_the_others_are_ended", too_few_are_left),

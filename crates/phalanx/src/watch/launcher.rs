@@ -13,6 +13,7 @@
 //! answers=1            joined: whether it writes flight records on request
 //! ranks=2              ranks at fault, by PHALANX_RANK, where that is known
 //! processes=4713       their processes, where that is known
+//! out=1                whether shrink leaves them out
 //! why=rank 2 has left  the error
 //! ```
 
@@ -51,9 +52,12 @@ impl Link {
         let _ = self.socket.send(message.as_bytes());
     }
 
-    fn send_failure(&self, ranks: &[usize], processes: &[u32], why: &Error) {
-        let why: String = why.to_string().replace('\n', " ").chars().take(MAX_REASON).collect();
-        self.send("failed", format_args!("ranks={}\nprocesses={}\nwhy={why}", List(ranks), List(processes)));
+    fn send_failure(&self, ranks: &[usize], processes: &[u32], error: &Error) {
+        let why: String = error.to_string().replace('\n', " ").chars().take(MAX_REASON).collect();
+        // The others go on without such ranks, if they go on.
+        let out = u8::from(matches!(error, Error::Peer(_) | Error::Timeout(_)));
+        let (ranks, processes) = (List(ranks), List(processes));
+        self.send("failed", format_args!("ranks={ranks}\nprocesses={processes}\nout={out}\nwhy={why}"));
     }
 }
 
