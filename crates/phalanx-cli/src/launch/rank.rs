@@ -153,7 +153,7 @@ impl Rank {
             processes.push(report.process);
         }
         match report.what {
-            What::Joined { answers } => {
+            What::Joined { answers, .. } => {
                 // What was before has been overcome.
                 (*has_joined, *trouble) = (true, None);
                 *address = Some(from).filter(|_| answers);

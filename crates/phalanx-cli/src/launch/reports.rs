@@ -33,8 +33,13 @@ pub struct Report {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// It is a rank of a communicator now. Whether it writes flight records on request.
-    Joined { answers: bool },
+    /// It is a rank of a communicator now.
+    Joined {
+        /// Whether it writes flight records on request.
+        answers: bool,
+        /// The processes without which it has gone on after a failure.
+        lost: Vec<u32>,
+    },
     /// Its communicator has failed.
     Failed(Diagnosis),
     /// It panics.
@@ -50,8 +55,6 @@ pub struct Diagnosis {
     pub ranks: Vec<usize>,
     /// Processes of ranks at fault.
     pub processes: Vec<u32>,
-    /// Whether the others leave these ranks out when they go on.
-    pub leaves_out: bool,
     pub why: String,
 }
 
@@ -68,13 +71,12 @@ impl Report {
                 "answers" => answers = value == "1",
                 "ranks" => diagnosis.ranks = numbers(value),
                 "processes" => diagnosis.processes = numbers(value),
-                "out" => diagnosis.leaves_out = value == "1",
                 "why" => diagnosis.why = value.to_owned(),
                 _ => {}
             }
         }
         let what = match event? {
-            "joined" => What::Joined { answers },
+            "joined" => What::Joined { answers, lost: diagnosis.processes },
             "failed" => What::Failed(diagnosis),
             "panicked" => What::Panicked,
             "written" => What::Written,
@@ -183,17 +185,15 @@ mod tests {
 
     #[test]
     fn a_report_is_read_as_it_is_written() {
-        let text = "job=ab\nrank=1\nprocess=12\nevent=failed\nranks=2\nprocesses=13,14\nout=1\nwhy=rank 2 has left: x=y";
-        let diagnosis = Diagnosis {
-            ranks: vec![2],
-            processes: vec![13, 14],
-            leaves_out: true,
-            why: "rank 2 has left: x=y".to_owned(),
-        };
+        let text =
+            "job=ab\nrank=1\nprocess=12\nevent=failed\nranks=2\nprocesses=13,14\nwhy=rank 2 has left: x=y";
+        let diagnosis =
+            Diagnosis { ranks: vec![2], processes: vec![13, 14], why: "rank 2 has left: x=y".to_owned() };
         let report = Report { job: "ab".to_owned(), rank: 1, process: 12, what: What::Failed(diagnosis) };
         assert_eq!(Report::parse(text), Some(report));
-        let joined = Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1").unwrap();
-        assert_eq!(joined.what, What::Joined { answers: true });
+        let joined =
+            Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1\nprocesses=13").unwrap();
+        assert_eq!(joined.what, What::Joined { answers: true, lost: vec![13] });
         for broken in
             ["", "job=ab", "job=ab\nrank=x\nprocess=1\nevent=joined", "job=a\nrank=1\nprocess=1\nevent=?"]
         {

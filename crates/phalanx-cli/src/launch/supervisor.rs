@@ -213,6 +213,7 @@ impl<'a> Supervisor<'a> {
         let is_left_out = self.ranks[index].left_out().is_some();
         if status.success() && !is_left_out {
             self.not_survived = None;
+            self.end_newcomers();
         } else if self.job.restarts.most > self.job.restarts.done() {
             self.restart(index);
         } else if self.job.keep_going && self.has_enough_ranks() {
@@ -263,14 +264,24 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// The others have ended well: ends newcomers, if these are left alone.
+    fn end_newcomers(&mut self) {
+        let is_running = self.ranks.iter().any(Rank::is_running);
+        if is_running && self.job.restarts.done() > 0 && !self.ranks.iter().any(Rank::can_take_in_others) {
+            say(
+                "phalanx launch: the others have ended well, and no rank is left that a new one could join: ending the new ones",
+            );
+            self.end_ranks(Outcome::Success);
+        }
+    }
+
     /// Takes in what a rank has reported.
     fn note(&mut self, report: Report, from: SocketAddr) {
-        if let What::Failed(diagnosis) = &report.what
-            && diagnosis.leaves_out
+        if let What::Joined { lost, .. } = &report.what
             && self.job.restarts.most > 0
             && matches!(self.phase, Phase::Running)
         {
-            self.leave_out(&diagnosis.processes);
+            self.leave_out(lost);
         }
         let index = report.rank.checked_sub(self.placement.first);
         if let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) {
@@ -278,8 +289,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The others go on without these processes, and wait for new ones: those that still run have to end, and those that have ended well
-    /// have failed nevertheless.
+    /// The others have gone on without these processes, and wait for new ones: those that still run have to end, and those that have
+    /// ended well have failed nevertheless.
     fn leave_out(&mut self, processes: &[u32]) {
         for index in 0..self.ranks.len() {
             let rank = &mut self.ranks[index];
