@@ -13,8 +13,8 @@ use std::time::Duration;
 /// (128 + the signal's number if a signal killed it; 124 after --timeout).
 ///
 /// With --keep-going or --restarts the others go on, for programs that shrink or rebuild their communicator. The
-/// exit status is then 0 if after each failure some rank has ended with status 0; otherwise it is that of the
-/// first rank whose failure was not survived so.
+/// exit status is then 0 if a rank has ended with status 0 that the others did not miss; otherwise it is that of
+/// the first rank that failed.
 ///
 /// Rank 0 reads the standard input, unless that is a terminal; the other ranks have none. Signals are
 /// forwarded to the ranks: USR1 and USR2, TSTP (Ctrl-Z) and CONT, and those that end the job.

@@ -46,8 +46,10 @@ struct Reported {
     records: Records,
     /// Its first word about a failure.
     trouble: Option<Trouble>,
-    /// The others go on without it; when it still runs at this time, it is ended.
-    left_out: Option<Instant>,
+    /// Whether the others have gone on without it.
+    is_left_out: bool,
+    /// When it is killed, if it still runs.
+    kill_at: Option<Instant>,
 }
 
 enum Trouble {
@@ -196,14 +198,19 @@ impl Rank {
         }
     }
 
-    /// Notes that the others go on without it, and until when it may end by itself.
-    pub fn leave_out(&mut self, until: Instant) {
-        self.reported.left_out = Some(until);
+    /// Notes that the others have gone on without it, and when it is to be killed.
+    pub fn leave_out(&mut self, kill_at: Option<Instant>) {
+        (self.reported.is_left_out, self.reported.kill_at) = (true, kill_at);
     }
 
-    /// Until when it may end by itself, if the others go on without it.
-    pub fn left_out(&self) -> Option<Instant> {
-        self.reported.left_out
+    /// Whether the others have gone on without it.
+    pub fn is_left_out(&self) -> bool {
+        self.reported.is_left_out
+    }
+
+    /// When it is to be killed, if it runs.
+    pub fn kill_at(&self) -> Option<Instant> {
+        self.reported.kill_at.filter(|_| self.is_running())
     }
 
     /// Asks a running rank to write its flight records, if it can.

@@ -64,8 +64,8 @@ pub struct Supervisor<'a> {
     guard: Guard,
     events: &'a Events,
     phase: Phase,
-    /// The first failure after which no rank has ended well, if ranks go on after failures.
-    not_survived: Option<Failure>,
+    /// The first failure, if ranks go on after failures.
+    first_failure: Option<Failure>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -89,7 +89,7 @@ impl<'a> Supervisor<'a> {
             guard,
             events,
             phase,
-            not_survived: None,
+            first_failure: None,
         }
     }
 
@@ -145,11 +145,13 @@ impl<'a> Supervisor<'a> {
     /// The outcome after all ranks have ended.
     fn conclude(mut self) -> Outcome {
         let all_succeeded = self.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success()));
+        let has_survivor = self.has_survivor();
         let interrupted = self.wait_for_output();
         let output_error = self.all_ranks().find_map(Rank::take_output_error);
         let outcome = match self.phase {
-            Phase::Running | Phase::Settling { .. } => match self.not_survived {
+            Phase::Running | Phase::Settling { .. } => match self.first_failure {
                 None => Outcome::Success,
+                Some(_) if has_survivor => Outcome::Success,
                 Some(failure) => {
                     report::print_not_survived(&failure);
                     Outcome::Failed(failure)
@@ -167,6 +169,17 @@ impl<'a> Supervisor<'a> {
                 outcome
             }
         }
+    }
+
+    /// Whether a rank has ended well. One that the others missed has not: it left too early.
+    fn has_survivor(&self) -> bool {
+        let missed = |index: usize| {
+            let culprits = self.ranks.iter().filter_map(Rank::diagnosis).filter_map(|it| self.culprit_of(it));
+            culprits.into_iter().any(|culprit| matches!(culprit, Culprit::Here(other) if other == index))
+        };
+        let ended_well =
+            |rank: &Rank| rank.status.is_some_and(|status| status.success()) && !rank.is_left_out();
+        self.ranks.iter().enumerate().any(|(index, rank)| ended_well(rank) && !missed(index))
     }
 
     /// All ranks, with those that were replaced.
@@ -190,7 +203,7 @@ impl<'a> Supervisor<'a> {
     /// The next event, or `None` when the next deadline has passed.
     fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
-            Phase::Running => self.left_out().filter_map(Rank::left_out).chain(self.deadline).min(),
+            Phase::Running => self.ranks.iter().filter_map(Rank::kill_at).chain(self.deadline).min(),
             Phase::Settling { until, .. } => Some(*until),
             Phase::Ending { kill_at, .. } => *kill_at,
         };
@@ -210,9 +223,7 @@ impl<'a> Supervisor<'a> {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
-        let is_left_out = self.ranks[index].left_out().is_some();
-        if status.success() && !is_left_out {
-            self.not_survived = None;
+        if status.success() && !(self.ranks[index].is_left_out() && self.job.restarts.most > 0) {
             self.end_newcomers();
         } else if self.job.restarts.most > self.job.restarts.done() {
             self.restart(index);
@@ -234,7 +245,7 @@ impl<'a> Supervisor<'a> {
     fn go_on(&mut self, index: usize, then: Then) {
         let failure = self.failure(index, then);
         report::print_failure(&failure);
-        self.not_survived.get_or_insert(failure);
+        self.first_failure.get_or_insert(failure);
     }
 
     /// Starts a new process in the place of a rank that has failed; or all ranks, if there is none that could take it in.
@@ -278,7 +289,6 @@ impl<'a> Supervisor<'a> {
     /// Takes in what a rank has reported.
     fn note(&mut self, report: Report, from: SocketAddr) {
         if let What::Joined { lost, .. } = &report.what
-            && self.job.restarts.most > 0
             && matches!(self.phase, Phase::Running)
         {
             self.leave_out(lost);
@@ -289,35 +299,29 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// The others have gone on without these processes, and wait for new ones: those that still run have to end, and those that have
+    /// The others have gone on without these processes. If they wait for new ones, those that still run have to end, and those that have
     /// ended well have failed nevertheless.
     fn leave_out(&mut self, processes: &[u32]) {
+        let restarts = &self.job.restarts;
         for index in 0..self.ranks.len() {
             let rank = &mut self.ranks[index];
-            if rank.left_out().is_some() || !processes.iter().any(|process| rank.has_process(*process)) {
+            if rank.is_left_out() || !processes.iter().any(|process| rank.has_process(*process)) {
                 continue;
             }
-            rank.leave_out(Instant::now() + SETTLING);
-            if rank.status.is_some_and(|status| status.success())
-                && self.job.restarts.most > self.job.restarts.done()
-            {
+            rank.leave_out((restarts.most > 0).then(|| Instant::now() + SETTLING));
+            if rank.status.is_some_and(|status| status.success()) && restarts.most > restarts.done() {
                 self.restart(index);
             }
         }
     }
 
-    /// Running ranks without which the others go on.
-    fn left_out(&self) -> impl Iterator<Item = &Rank> {
-        self.ranks.iter().filter(|rank| rank.is_running() && rank.left_out().is_some())
-    }
-
     /// Kills ranks that were left out and do not end.
     fn end_left_out(&mut self) {
         let now = Instant::now();
-        for rank in self.ranks.iter_mut().filter(|rank| rank.is_running()) {
-            if rank.left_out().is_some_and(|until| now >= until) {
+        for rank in self.ranks.iter_mut() {
+            if rank.kill_at().is_some_and(|at| now >= at) {
                 rank.signal(Signal::KILL);
-                rank.leave_out(now + SETTLING);
+                rank.leave_out(Some(now + SETTLING));
             }
         }
     }
@@ -405,7 +409,7 @@ impl<'a> Supervisor<'a> {
             exit_code: status::exit_code(blamed_status.unwrap_or(first_status)).max(1),
             others: others.count(),
             then,
-            is_first: self.job.restarts.done() == 0 && self.not_survived.is_none(),
+            is_first: self.job.restarts.done() == 0 && self.first_failure.is_none(),
             last_lines: rank.map(Rank::last_lines).unwrap_or_default(),
             log: rank.and_then(Rank::log).map(ToOwned::to_owned),
             witness,
