@@ -23,6 +23,8 @@ pub struct Job {
     pub grace: Duration,
     /// Whether the other ranks go on when one fails.
     pub keep_going: bool,
+    /// With fewer ranks the job ends all the same.
+    pub min_ranks: usize,
     pub restarts: Restarts,
 }
 

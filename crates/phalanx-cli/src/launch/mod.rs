@@ -74,6 +74,7 @@ fn job(args: &LaunchArgs) -> Result<Job> {
         timeout: args.timeout,
         grace: args.grace,
         keep_going: args.keep_going,
+        min_ranks: args.min_ranks,
         restarts: Restarts::at_most(args.restarts),
     })
 }

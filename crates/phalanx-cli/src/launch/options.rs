@@ -13,8 +13,8 @@ use std::time::Duration;
 /// (128 + the signal's number if a signal killed it; 124 after --timeout).
 ///
 /// With --keep-going or --restarts the others go on, for programs that shrink or rebuild their communicator. The
-/// exit status is then 0 if after each failure some rank has ended with status 0; otherwise it is that of the
-/// first rank whose failure was not survived so.
+/// exit status is then 0 if a rank has ended with status 0 that the others did not miss; otherwise it is that of
+/// the first rank that failed.
 ///
 /// Rank 0 reads the standard input, unless that is a terminal; the other ranks have none. Signals are
 /// forwarded to the ranks: USR1 and USR2, TSTP (Ctrl-Z) and CONT, and those that end the job.
@@ -37,6 +37,10 @@ pub struct LaunchArgs {
     #[arg(long)]
     pub keep_going: bool,
 
+    /// With --keep-going: end the others all the same when fewer ranks than this are left on this machine.
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse::ranks, requires = "keep_going")]
+    pub min_ranks: usize,
+
     /// Start a rank that has failed anew, at most this many times in all; the others go on.
     ///
     /// The new process has the failed one's number, and PHALANX_REPLACES set to it. Its phalanx::init() joins the
@@ -53,7 +57,7 @@ pub struct LaunchArgs {
     pub max_restarts: u32,
 
     /// Kill the ranks that still run so many seconds after they were asked to end (SIGTERM).
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_grace)]
     pub grace: Duration,
 
     /// Also write each rank's output to files in this folder: rank-0.out, rank-0.err, …
@@ -106,6 +110,11 @@ impl LaunchArgs {
     pub fn arguments(&self) -> &[OsString] {
         &self.command[1..]
     }
+}
+
+/// A grace may be 0: then ranks are killed at once.
+fn parse_grace(text: &str) -> Result<Duration, String> {
+    if text.parse() == Ok(0.0) { Ok(Duration::ZERO) } else { parse::seconds(text) }
 }
 
 fn parse_nodes(text: &str) -> Result<usize, String> {

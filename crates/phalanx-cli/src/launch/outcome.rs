@@ -58,6 +58,8 @@ pub struct Failure {
     pub others: usize,
     /// What happens now.
     pub then: Then,
+    /// Whether no rank has failed before.
+    pub is_first: bool,
     /// The last lines of the rank's standard error.
     pub last_lines: Vec<String>,
     /// The file with all of its standard error.
@@ -105,8 +107,11 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { rank, end, after, then, .. } = self;
-        let failed = if matches!(then, Then::EndOthers { .. }) { "failed first" } else { "failed" };
+        let Failure { rank, end, after, .. } = self;
+        let failed = match self.then {
+            Then::EndOthers { .. } if self.is_first => "failed first",
+            _ => "failed",
+        };
         let seconds = after.as_secs_f64();
         match end {
             End::Status(status) if status.success() => {

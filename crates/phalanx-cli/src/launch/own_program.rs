@@ -69,6 +69,7 @@ fn run_attempt(
         timeout,
         grace: DEFAULT_GRACE,
         keep_going: false,
+        min_ranks: 1,
         restarts: Restarts::default(),
     };
     let (_store, placement) = Placement::on_one_node(ranks)?;

@@ -46,6 +46,10 @@ struct Reported {
     records: Records,
     /// Its first word about a failure.
     trouble: Option<Trouble>,
+    /// Whether the others have gone on without it.
+    is_left_out: bool,
+    /// When it is killed, if it still runs.
+    kill_at: Option<Instant>,
 }
 
 enum Trouble {
@@ -146,12 +150,12 @@ impl Rank {
 
     /// Takes in what the rank has reported.
     pub fn note(&mut self, report: Report, from: SocketAddr) {
-        let Reported { processes, has_joined, address, records, trouble } = &mut self.reported;
+        let Reported { processes, has_joined, address, records, trouble, .. } = &mut self.reported;
         if !processes.contains(&report.process) {
             processes.push(report.process);
         }
         match report.what {
-            What::Joined { answers } => {
+            What::Joined { answers, .. } => {
                 // What was before has been overcome.
                 (*has_joined, *trouble) = (true, None);
                 *address = Some(from).filter(|_| answers);
@@ -192,6 +196,21 @@ impl Rank {
             Some(Trouble::Failed(diagnosis)) => Some(diagnosis),
             Some(Trouble::Panicked) | None => None,
         }
+    }
+
+    /// Notes that the others have gone on without it, and when it is to be killed.
+    pub fn leave_out(&mut self, kill_at: Option<Instant>) {
+        (self.reported.is_left_out, self.reported.kill_at) = (true, kill_at);
+    }
+
+    /// Whether the others have gone on without it.
+    pub fn is_left_out(&self) -> bool {
+        self.reported.is_left_out
+    }
+
+    /// When it is to be killed, if it runs.
+    pub fn kill_at(&self) -> Option<Instant> {
+        self.reported.kill_at.filter(|_| self.is_running())
     }
 
     /// Asks a running rank to write its flight records, if it can.

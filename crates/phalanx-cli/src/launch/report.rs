@@ -39,7 +39,7 @@ pub fn print_end(outcome: &Outcome) {
 
 /// Prints why a job fails whose ranks could go on after failures.
 pub fn print_not_survived(failure: &Failure) {
-    say(format_args!("phalanx launch: no rank has ended well since rank {} failed", failure.rank));
+    say(format_args!("phalanx launch: no rank has ended well; the first to fail was rank {}", failure.rank));
 }
 
 /// Prints that output of the ranks could not be written.
@@ -111,6 +111,7 @@ mod tests {
             exit_code: 139,
             others: 3,
             then,
+            is_first: true,
             last_lines: vec!["oh no".to_owned()],
             log: Some("logs/rank-2.err".into()),
             witness: None,

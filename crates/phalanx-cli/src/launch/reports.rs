@@ -33,8 +33,13 @@ pub struct Report {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// It is a rank of a communicator now. Whether it writes flight records on request.
-    Joined { answers: bool },
+    /// It is a rank of a communicator now.
+    Joined {
+        /// Whether it writes flight records on request.
+        answers: bool,
+        /// The processes without which it has gone on after a failure.
+        lost: Vec<u32>,
+    },
     /// Its communicator has failed.
     Failed(Diagnosis),
     /// It panics.
@@ -71,7 +76,7 @@ impl Report {
             }
         }
         let what = match event? {
-            "joined" => What::Joined { answers },
+            "joined" => What::Joined { answers, lost: diagnosis.processes },
             "failed" => What::Failed(diagnosis),
             "panicked" => What::Panicked,
             "written" => What::Written,
@@ -186,8 +191,9 @@ mod tests {
             Diagnosis { ranks: vec![2], processes: vec![13, 14], why: "rank 2 has left: x=y".to_owned() };
         let report = Report { job: "ab".to_owned(), rank: 1, process: 12, what: What::Failed(diagnosis) };
         assert_eq!(Report::parse(text), Some(report));
-        let joined = Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1").unwrap();
-        assert_eq!(joined.what, What::Joined { answers: true });
+        let joined =
+            Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1\nprocesses=13").unwrap();
+        assert_eq!(joined.what, What::Joined { answers: true, lost: vec![13] });
         for broken in
             ["", "job=ab", "job=ab\nrank=x\nprocess=1\nevent=joined", "job=a\nrank=1\nprocess=1\nevent=?"]
         {

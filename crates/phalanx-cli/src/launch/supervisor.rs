@@ -9,10 +9,11 @@ use super::job::Job;
 use super::outcome::{End, Failure, Outcome, Then, Witness};
 use super::placement::Placement;
 use super::rank::Rank;
-use super::reports::Diagnosis;
+use super::reports::{Diagnosis, Report, What};
 use super::{report, signals, status};
 use crate::log::say;
 use rustix::process::Signal;
+use std::os::unix::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Longest wait, between a failure and the request to end, for the flight records of the other ranks and for the end of the rank at
@@ -63,8 +64,8 @@ pub struct Supervisor<'a> {
     guard: Guard,
     events: &'a Events,
     phase: Phase,
-    /// The first failure after which no rank has ended well, if ranks go on after failures.
-    not_survived: Option<Failure>,
+    /// The first failure, if ranks go on after failures.
+    first_failure: Option<Failure>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -88,7 +89,7 @@ impl<'a> Supervisor<'a> {
             guard,
             events,
             phase,
-            not_survived: None,
+            first_failure: None,
         }
     }
 
@@ -102,10 +103,8 @@ impl<'a> Supervisor<'a> {
             match self.next_event() {
                 Some(LaunchEvent::Ended { index, succeeded }) => self.rank_ended(index, succeeded),
                 Some(LaunchEvent::Reported { report, from }) => {
-                    let index = report.rank.checked_sub(self.placement.first);
-                    let rank = index.and_then(|index| self.ranks.get_mut(index));
-                    if let Some(rank) = rank.filter(|_| report.job == self.placement.job) {
-                        rank.note(report, from);
+                    if report.job == self.placement.job {
+                        self.note(report, from);
                     }
                 }
                 Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
@@ -122,6 +121,7 @@ impl<'a> Supervisor<'a> {
                 Some(LaunchEvent::OtherNode(_) | LaunchEvent::Exchanged(_)) => {}
                 None => self.handle_deadline(),
             }
+            self.end_left_out();
             self.settle();
             if let Phase::Ending { outcome, .. } = &mut self.phase
                 && !was_ending
@@ -145,11 +145,13 @@ impl<'a> Supervisor<'a> {
     /// The outcome after all ranks have ended.
     fn conclude(mut self) -> Outcome {
         let all_succeeded = self.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success()));
+        let has_survivor = self.has_survivor();
         let interrupted = self.wait_for_output();
         let output_error = self.all_ranks().find_map(Rank::take_output_error);
         let outcome = match self.phase {
-            Phase::Running | Phase::Settling { .. } => match self.not_survived {
+            Phase::Running | Phase::Settling { .. } => match self.first_failure {
                 None => Outcome::Success,
+                Some(_) if has_survivor => Outcome::Success,
                 Some(failure) => {
                     report::print_not_survived(&failure);
                     Outcome::Failed(failure)
@@ -167,6 +169,17 @@ impl<'a> Supervisor<'a> {
                 outcome
             }
         }
+    }
+
+    /// Whether a rank has ended well. One that the others missed has not: it left too early.
+    fn has_survivor(&self) -> bool {
+        let missed = |index: usize| {
+            let culprits = self.ranks.iter().filter_map(Rank::diagnosis).filter_map(|it| self.culprit_of(it));
+            culprits.into_iter().any(|culprit| matches!(culprit, Culprit::Here(other) if other == index))
+        };
+        let ended_well =
+            |rank: &Rank| rank.status.is_some_and(|status| status.success()) && !rank.is_left_out();
+        self.ranks.iter().enumerate().any(|(index, rank)| ended_well(rank) && !missed(index))
     }
 
     /// All ranks, with those that were replaced.
@@ -190,7 +203,7 @@ impl<'a> Supervisor<'a> {
     /// The next event, or `None` when the next deadline has passed.
     fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
-            Phase::Running => self.deadline,
+            Phase::Running => self.ranks.iter().filter_map(Rank::kill_at).chain(self.deadline).min(),
             Phase::Settling { until, .. } => Some(*until),
             Phase::Ending { kill_at, .. } => *kill_at,
         };
@@ -210,22 +223,29 @@ impl<'a> Supervisor<'a> {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
-        if status.success() {
-            self.not_survived = None;
+        if status.success() && !(self.ranks[index].is_left_out() && self.job.restarts.most > 0) {
+            self.end_newcomers();
         } else if self.job.restarts.most > self.job.restarts.done() {
             self.restart(index);
-        } else if self.job.keep_going {
+        } else if self.job.keep_going && self.has_enough_ranks() {
             self.go_on(index, Then::GoOn);
         } else {
             self.begin_to_settle(index);
         }
     }
 
+    /// Whether as many ranks run, or have ended well, as are needed to go on; also if there is none left that could be ended.
+    fn has_enough_ranks(&self) -> bool {
+        let is_left = |rank: &&Rank| rank.status.is_none_or(|status| status.success());
+        let runs = self.ranks.iter().any(Rank::is_running);
+        !runs || self.ranks.iter().filter(is_left).count() >= self.job.min_ranks
+    }
+
     /// Lets the others go on after a failure.
     fn go_on(&mut self, index: usize, then: Then) {
         let failure = self.failure(index, then);
         report::print_failure(&failure);
-        self.not_survived.get_or_insert(failure);
+        self.first_failure.get_or_insert(failure);
     }
 
     /// Starts a new process in the place of a rank that has failed; or all ranks, if there is none that could take it in.
@@ -255,6 +275,57 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// The others have ended well: ends newcomers, if these are left alone.
+    fn end_newcomers(&mut self) {
+        let is_running = self.ranks.iter().any(Rank::is_running);
+        if is_running && self.job.restarts.done() > 0 && !self.ranks.iter().any(Rank::can_take_in_others) {
+            say(
+                "phalanx launch: the others have ended well, and no rank is left that a new one could join: ending the new ones",
+            );
+            self.end_ranks(Outcome::Success);
+        }
+    }
+
+    /// Takes in what a rank has reported.
+    fn note(&mut self, report: Report, from: SocketAddr) {
+        if let What::Joined { lost, .. } = &report.what
+            && matches!(self.phase, Phase::Running)
+        {
+            self.leave_out(lost);
+        }
+        let index = report.rank.checked_sub(self.placement.first);
+        if let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) {
+            rank.note(report, from);
+        }
+    }
+
+    /// The others have gone on without these processes. If they wait for new ones, those that still run have to end, and those that have
+    /// ended well have failed nevertheless.
+    fn leave_out(&mut self, processes: &[u32]) {
+        let restarts = &self.job.restarts;
+        for index in 0..self.ranks.len() {
+            let rank = &mut self.ranks[index];
+            if rank.is_left_out() || !processes.iter().any(|process| rank.has_process(*process)) {
+                continue;
+            }
+            rank.leave_out((restarts.most > 0).then(|| Instant::now() + SETTLING));
+            if rank.status.is_some_and(|status| status.success()) && restarts.most > restarts.done() {
+                self.restart(index);
+            }
+        }
+    }
+
+    /// Kills ranks that were left out and do not end.
+    fn end_left_out(&mut self) {
+        let now = Instant::now();
+        for rank in self.ranks.iter_mut() {
+            if rank.kill_at().is_some_and(|at| now >= at) {
+                rank.signal(Signal::KILL);
+                rank.leave_out(Some(now + SETTLING));
+            }
+        }
+    }
+
     /// The first failure: asks the others for their flight records, before they are ended.
     fn begin_to_settle(&mut self, first: usize) {
         if let Some(reports) = self.events.reports() {
@@ -270,7 +341,8 @@ impl<'a> Supervisor<'a> {
             || matches!(self.blame(first).0, Culprit::Here(index) if self.ranks[index].is_running());
         let is_settled = !self.ranks.iter().any(Rank::is_writing_records) && !culprit_runs();
         if is_settled || Instant::now() >= until {
-            let could_go_on = self.ranks.iter().any(|rank| rank.is_running() && rank.has_joined());
+            let has_survivor = self.ranks.iter().any(|rank| rank.is_running() && rank.has_joined());
+            let could_go_on = has_survivor && !self.job.keep_going;
             let failure = self.failure(first, Then::EndOthers { could_go_on });
             self.end_ranks(Outcome::Failed(failure));
         }
@@ -287,11 +359,12 @@ impl<'a> Supervisor<'a> {
             {
                 break;
             }
-            let Some(culprit) = found else { break };
             witness = Some(Witness { rank: self.ranks[at].number(), why: diagnosis.why.clone() });
-            match culprit {
-                Culprit::Here(index) => at = index,
-                Culprit::Elsewhere(_) => return (culprit, witness),
+            match found {
+                // A mismatch, for example: it is no rank's fault alone.
+                None => break,
+                Some(Culprit::Here(index)) => at = index,
+                Some(culprit) => return (culprit, witness),
             }
             seen.push(at);
         }
@@ -311,38 +384,34 @@ impl<'a> Supervisor<'a> {
 
     /// Describes the failure that began with the end of this rank.
     fn failure(&self, first: usize, then: Then) -> Failure {
-        let own_status = self.ranks[first].status.expect("it has ended");
-        let code = status::exit_code(own_status);
-        let others = self.ranks.iter().filter(|rank| rank.is_running()).count();
-        // A rank that goes on after failures is responsible for its own.
+        // A rank that the others can do without is responsible for its own end.
         let (culprit, witness) = match then {
             Then::EndOthers { .. } => self.blame(first),
             Then::GoOn | Then::Replace { .. } | Then::StartOver { .. } => (Culprit::Here(first), None),
         };
-        let index = match culprit {
-            Culprit::Here(index) => index,
-            Culprit::Elsewhere(rank) => {
-                let (end, after) = (End::Elsewhere, self.started.elapsed());
-                let (last_lines, log) = (Vec::new(), None);
-                return Failure { rank, end, after, exit_code: code, others, then, last_lines, log, witness };
-            }
+        let (number, rank) = match culprit {
+            Culprit::Here(index) => (self.ranks[index].number(), Some(&self.ranks[index])),
+            Culprit::Elsewhere(number) => (number, None),
         };
-        let rank = &self.ranks[index];
-        let end = rank.status.map_or(End::StillRuns, End::Status);
-        let exit_code = match rank.status.map(status::exit_code) {
-            None | Some(0) => code,
-            Some(code) => code,
+        let end = match rank.map(|rank| rank.status) {
+            Some(Some(status)) => End::Status(status),
+            Some(None) => End::StillRuns,
+            None => End::Elsewhere,
         };
-        let after = rank.ended().map_or_else(|| self.started.elapsed(), |ended| ended - self.started);
+        let first_status = self.ranks[first].status.expect("it has ended");
+        let blamed_status = rank.and_then(|rank| rank.status).filter(|status| !status.success());
+        let others = self.ranks.iter().filter(|rank| rank.is_running() && rank.number() != number);
+        let ended = rank.and_then(Rank::ended).unwrap_or_else(Instant::now);
         Failure {
-            rank: rank.number(),
+            rank: number,
             end,
-            after,
-            exit_code,
-            others,
+            after: ended - self.started,
+            exit_code: status::exit_code(blamed_status.unwrap_or(first_status)).max(1),
+            others: others.count(),
             then,
-            last_lines: rank.last_lines(),
-            log: rank.log().map(ToOwned::to_owned),
+            is_first: self.job.restarts.done() == 0 && self.first_failure.is_none(),
+            last_lines: rank.map(Rank::last_lines).unwrap_or_default(),
+            log: rank.and_then(Rank::log).map(ToOwned::to_owned),
             witness,
         }
     }
@@ -374,7 +443,11 @@ impl<'a> Supervisor<'a> {
         let running = self.ranks.iter().filter(|rank| rank.is_running()).map(Rank::number).collect();
         let timed_out = Outcome::TimedOut { after: self.started.elapsed(), running };
         match &mut self.phase {
-            Phase::Running => self.end_ranks(timed_out),
+            Phase::Running if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
+                self.end_ranks(timed_out)
+            }
+            // `end_left_out` does it.
+            Phase::Running => {}
             // `settle` ends it.
             Phase::Settling { .. } => {}
             Phase::Ending { outcome, kill_at } => {

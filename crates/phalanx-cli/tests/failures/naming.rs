@@ -14,7 +14,8 @@ pub fn trials() -> Vec<Trial> {
         is_named("panic", Some("full"))
     });
     let at_start = Trial::test("naming::a_rank_that_ends_before_the_others_have_met_is_named", ends_at_start);
-    by_fault.chain([backtrace, at_start]).collect()
+    let stopped = Trial::test("naming::a_rank_that_is_stopped_is_named", is_stopped);
+    by_fault.chain([backtrace, at_start, stopped]).collect()
 }
 
 fn is_named(fault: &str, backtrace: Option<&str>) -> Result<(), Failed> {
@@ -43,6 +44,17 @@ fn is_named(fault: &str, backtrace: Option<&str>) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+fn is_stopped() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3", "fail", "stop@10:1", folder.path()));
+    for part in ["rank 1 failed first; its process still runs", "reported: rank 1 ", "stopped"] {
+        if !said.stderr.contains(part) {
+            return Err(format!("no {part:?} in:\n{}", said.stderr).into());
+        }
+    }
+    if said.code == Some(1) { Ok(()) } else { Err(format!("exit status {:?}", said.code).into()) }
 }
 
 fn ends_at_start() -> Result<(), Failed> {

@@ -92,9 +92,17 @@ fn fault(comm: &Comm, step: u64) -> Option<Next> {
         "exit 0" => std::process::exit(0),
         "panic" => panic!("a fault of rank {}", comm.rank()),
         "return" => Some(Next::Leave),
+        "return late" => {
+            std::thread::sleep(Duration::from_millis(500));
+            Some(Next::Leave)
+        }
         // It calls nothing for a long time, and notices nothing.
         "compute" => {
             std::thread::sleep(TIMEOUT);
+            None
+        }
+        "stop" => {
+            kill_process(getpid(), Signal::STOP).unwrap();
             None
         }
         // It has a fault when the others are in an operation, or call nothing.

@@ -1,7 +1,7 @@
 //! Communicators made of others: [`Comm::split`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
 
 use super::comm::Comm;
-use crate::contract::{Call, Operation, grown_name};
+use crate::contract::{Backend, Call, Operation, grown_name};
 use crate::types::error::{Error, Result};
 use crate::watch::launcher;
 use std::time::Instant;
@@ -44,7 +44,10 @@ impl Comm {
         let limited = self.limited();
         let (backend, number) = self.backend.shrink()?;
         drop(limited);
-        launcher::joined(None);
+        let kept = processes(&*backend);
+        let lost: Vec<u32> =
+            processes(&*self.backend).into_iter().filter(|process| !kept.contains(process)).collect();
+        launcher::went_on_without(&lost);
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
@@ -75,19 +78,18 @@ impl Comm {
     /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
     /// The survivors keep their order and come first.
     ///
-    /// If a rank or a newcomer is lost meanwhile, the others begin again, up to the [deadline](Comm::timeout). Under `phalanx
+    /// If a rank or a newcomer is lost meanwhile, the others begin again, with a new [deadline](Comm::timeout). Under `phalanx
     /// launch --restarts` the newcomers are started by the launcher, and get their communicator from
     /// [`phalanx::init`](crate::init).
     pub fn rebuild(&self) -> Result<Comm> {
-        let since = Instant::now();
         let mut survivors = self.shrink()?;
         loop {
             let joiners = self.world_size() - survivors.world_size();
             if joiners == 0 {
                 return Ok(survivors);
             }
-            let left = self.timeout().saturating_sub(since.elapsed());
-            match survivors.within(left).grow(joiners) {
+            let since = Instant::now();
+            match survivors.within(self.timeout()).grow(joiners) {
                 Err(error) if since.elapsed() >= self.timeout() => return Err(error),
                 Err(error) if error.is_fatal() => survivors = survivors.shrink()?,
                 Err(Error::Bootstrap(_)) => {}
@@ -95,6 +97,14 @@ impl Comm {
             }
         }
     }
+}
+
+/// The processes of a communicator, as far as it knows them.
+fn processes(backend: &dyn Backend) -> Vec<u32> {
+    (0..backend.world_size())
+        .filter_map(|rank| backend.process_of(rank))
+        .filter(|process| *process != 0)
+        .collect()
 }
 
 #[cfg(test)]

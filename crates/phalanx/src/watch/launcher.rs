@@ -12,7 +12,7 @@
 //! event=failed         joined, failed, panicked, or written (flight records)
 //! answers=1            joined: whether it writes flight records on request
 //! ranks=2              ranks at fault, by PHALANX_RANK, where that is known
-//! processes=4713       their processes, where that is known
+//! processes=4713       their processes, where that is known; joined: those that shrink has left out
 //! why=rank 2 has left  the error
 //! ```
 
@@ -51,9 +51,10 @@ impl Link {
         let _ = self.socket.send(message.as_bytes());
     }
 
-    fn send_failure(&self, ranks: &[usize], processes: &[u32], why: &Error) {
-        let why: String = why.to_string().replace('\n', " ").chars().take(MAX_REASON).collect();
-        self.send("failed", format_args!("ranks={}\nprocesses={}\nwhy={why}", List(ranks), List(processes)));
+    fn send_failure(&self, ranks: &[usize], processes: &[u32], error: &Error) {
+        let why: String = error.to_string().replace('\n', " ").chars().take(MAX_REASON).collect();
+        let (ranks, processes) = (List(ranks), List(processes));
+        self.send("failed", format_args!("ranks={ranks}\nprocesses={processes}\nwhy={why}"));
     }
 }
 
@@ -94,15 +95,19 @@ pub(crate) fn connect(name: &str, job: &str, rank: usize) {
     }
 }
 
-/// Tells that this process is a rank of a communicator, made at the start or after a failure, which is overcome then. `world` is its
-/// name if its ranks have the launcher's numbers.
+/// Tells that this process is a rank of a communicator. `world` is its name if its ranks have the launcher's numbers.
 pub(crate) fn joined(world: Option<&str>) {
-    let Some(link) = LINK.get() else { return };
-    if let Some(name) = world {
+    if let (Some(link), Some(name)) = (LINK.get(), world) {
         let _ = link.world.set(name.to_owned());
     }
+    went_on_without(&[]);
+}
+
+/// Tells that this rank has overcome a failure, without these processes.
+pub(crate) fn went_on_without(processes: &[u32]) {
+    let Some(link) = LINK.get() else { return };
     let answers = u8::from(link.answers.load(Ordering::Relaxed));
-    link.send("joined", format_args!("answers={answers}"));
+    link.send("joined", format_args!("answers={answers}\nprocesses={}", List(processes)));
 }
 
 /// Tells why this process could not become a rank. The error has the launcher's numbers.
