@@ -8,6 +8,8 @@
 mod cli;
 mod doctor;
 mod error;
+mod exit;
+mod file;
 mod gpu;
 #[cfg(unix)]
 mod launch;
@@ -30,7 +32,7 @@ use std::process::ExitCode;
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
-    let result = log::install().and_then(|()| match command {
+    let result = log::install().map_err(exit::usage).and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -42,6 +44,6 @@ pub fn main() -> ExitCode {
         if !error::is_broken_pipe(&error) {
             log::say(format_args!("phalanx: {}", error::explain(&error)));
         }
-        ExitCode::FAILURE
+        exit::of(&error)
     })
 }

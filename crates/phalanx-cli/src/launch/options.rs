@@ -18,11 +18,11 @@ use std::time::Duration;
 #[command(after_help = EXAMPLES)]
 pub struct LaunchArgs {
     /// Number of ranks to start on this machine.
-    #[arg(short = 'n', long = "ranks", visible_alias = "nproc-per-node", value_name = "N", value_parser = parse::ranks)]
+    #[arg(short = 'n', long = "ranks", visible_alias = "nproc-per-node", value_name = "N", value_parser = parse::ranks, allow_negative_numbers = true)]
     pub ranks: usize,
 
     /// End the ranks that still run after this many seconds; the exit status is then 124.
-    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
 
     /// Pass the ranks' output on unchanged: no rank in front of each line.
@@ -60,7 +60,7 @@ Examples:
 #[command(next_help_heading = "Several machines")]
 pub struct NodeArgs {
     /// Number of machines that the job runs on.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes, allow_negative_numbers = true)]
     pub nnodes: usize,
 
     /// Number of this machine, from 0.
