@@ -31,9 +31,11 @@ pub(crate) struct Endpoint {
     pub fences: Fences,
     /// There are more ranks than cores: a rank that waits must let others run.
     pub crowded: bool,
-    segment: Segment,
+    pub(super) segment: Segment,
     /// The world rank of each rank of this channel.
     members: Vec<usize>,
+    /// The communicator's name, for error messages.
+    pub name: OnceLock<String>,
     polls: u32,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
@@ -102,6 +104,7 @@ impl Endpoint {
             crowded,
             segment,
             members,
+            name: OnceLock::new(),
             polls: wait::polls(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),

@@ -89,3 +89,28 @@ fn a_cause_is_said_once() {
     let system: Vec<String> = texts.filter(|text| text.contains("memfd_create")).collect();
     assert_eq!(system, ["memfd_create failed: permission denied; allow it"; 2]);
 }
+
+/// Each of two ranks waits for the other, in different communicators.
+#[test]
+fn a_timeout_of_two_communicators_in_opposite_order_names_both_and_both_operations() {
+    let builder = phalanx::Comm::builder().timeout(Duration::from_millis(300));
+    let errors = builder.run(2, |world| {
+        let halves = [(); 2].map(|()| world.split(Some(0), 0).unwrap().expect("all are of this colour"));
+        match world.rank() {
+            0 => halves[0].barrier().unwrap_err().to_string(),
+            _ => {
+                halves[1].all_reduce_in_place(&mut [1.0f32], phalanx::ReduceOp::Sum).unwrap_err().to_string()
+            }
+        }
+    });
+    let errors = errors.unwrap();
+    // The rank whose deadline passes first sees where the other waits. That one may then find it gone.
+    let names_both = |error: &String| {
+        let place = error.split_once("; it waits in ").map(|(_, place)| place)?;
+        let names = place.split_once("of communicator ")?.1.split_once(", not of communicator ")?;
+        let same = names.1.starts_with(names.0);
+        let operations = error.contains("barrier") && error.contains("all_reduce(f32 × 1, sum)");
+        Some(operations && !same)
+    };
+    assert!(errors.iter().any(|error| names_both(error) == Some(true)), "{errors:?}");
+}

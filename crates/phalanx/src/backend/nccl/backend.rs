@@ -30,6 +30,10 @@ impl Backend for NcclComm {
         self.communicator.ranks
     }
 
+    fn set_name(&self, name: &str) {
+        self.communicator.control_channel.set_name(name);
+    }
+
     fn host_topology(&self) -> HostTopology {
         self.host_channel.host_topology()
     }

@@ -123,6 +123,7 @@ impl Endpoint {
         let mut slice = FIRST_SLEEP;
         let mut logged = since;
         let mut liveness = Liveness::new();
+        self.publish_wait(pending());
         let mut waiting = Waiting { word: &self.status(self.rank).waits_for, published: 0 };
         loop {
             let (wakers, peers) = (wakers(), awaited());
