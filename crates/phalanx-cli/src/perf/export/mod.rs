@@ -26,7 +26,7 @@ pub trait Exporter: Send {
 
 /// Checks that the files of the options can be written and read, before there are ranks.
 pub fn check(args: &PerfArgs) -> Result<()> {
-    args.files().try_for_each(|path| file::check_writable(path))?;
+    args.files().try_for_each(file::check_writable)?;
     args.compare.iter().try_for_each(|path| Saved::load(path, args.operation).map(drop))
 }
 
@@ -43,7 +43,7 @@ pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Vec<Box<dyn Exporter>
         exporters.push(Box::new(plot::Plot::new(path, saved.clone())));
     }
     // A file on standard output leaves no room for the table there.
-    let gives_way = args.files().any(|path| file::is_stdout(path));
+    let gives_way = args.files().any(file::is_stdout);
     let out: Box<dyn Write + Send> = if gives_way { Box::new(io::stderr()) } else { Box::new(io::stdout()) };
     // Last: a row on the screen is then already in the files.
     exporters.push(Box::new(text::Text::new(out, saved)));
