@@ -49,7 +49,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn one_rank(comm: Comm, options: &Options) -> Result<()> {
-    let data = digits::load(&options.data)?;
+    let data = digits::load(options.data.as_deref())?;
     let outcome = train(&comm, &data, options.epochs)?;
     comm.finalize()?;
     if outcome.accuracy < REQUIRED_ACCURACY {
