@@ -73,11 +73,8 @@ fn an_error_that_main_returns_reads_as_its_message() {
 
 #[test]
 fn unwrap_shows_the_message() {
-    let panic = std::panic::catch_unwind(|| {
-        let failed: phalanx::Result<()> = Err(Error::Aborted { rank: 1 });
-        failed.unwrap();
-    });
-    let message = panic.unwrap_err();
+    let fail = || -> phalanx::Result<()> { Err(Error::Aborted { rank: 1 }) };
+    let message = std::panic::catch_unwind(|| fail().unwrap()).unwrap_err();
     let message = message.downcast_ref::<String>().expect("unwrap formats its message");
     assert!(message.ends_with(": rank 1 aborted the communicator"), "{message}");
 }
