@@ -31,6 +31,8 @@ use std::process::ExitCode;
 
 /// Carries out the command line of this process.
 pub fn main() -> ExitCode {
+    #[cfg(unix)]
+    launch::reset_inherited_signals();
     let command = Cli::parse().command;
     let result = log::install().map_err(exit::usage).and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),

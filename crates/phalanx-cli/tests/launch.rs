@@ -44,6 +44,48 @@ fn without_prefix_the_output_is_left_alone() {
 }
 
 #[test]
+fn a_log_folder_changes_nothing_of_the_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = format!("-n 1 --no-prefix --log-dir {}", folder.path().display());
+    let output = launch(&options, r"printf 'a\nb\r\377'; printf e >&2").output().unwrap();
+    assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"a\nb\r\xff"[..], &b"e"[..]));
+    assert_eq!(std::fs::read(folder.path().join("rank-0.out")).unwrap(), b"a\nb\r\xff");
+}
+
+#[test]
+fn a_prompt_is_shown_before_it_is_answered() {
+    use std::io::{Read, Write};
+    for options in ["-n 1", "-n 1 --no-prefix --log-dir"] {
+        let folder = tempfile::tempdir().unwrap();
+        let with_folder = format!("{options} {}", folder.path().display());
+        let options = if options.ends_with("dir") { &with_folder } else { options };
+        let mut command = launch(options, "printf 'name? '; read name; echo hello $name");
+        let mut launcher = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut answer, mut output) = (launcher.stdin.take().unwrap(), launcher.stdout.take().unwrap());
+        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let shown = said.clone();
+        let reader = std::thread::spawn(move || {
+            let mut byte = [0];
+            while output.read(&mut byte).unwrap() > 0 {
+                shown.lock().unwrap().push(byte[0]);
+            }
+        });
+        let has_prompt = || said.lock().unwrap().ends_with(b"name? ");
+        let start = Instant::now();
+        while !has_prompt() && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let was_shown = has_prompt();
+        answer.write_all(b"you\n").unwrap();
+        assert!(launcher.wait().unwrap().success());
+        reader.join().unwrap();
+        assert!(was_shown, "only after the answer");
+        let expected = if options == "-n 1" { "[0] name? hello you\n" } else { "name? hello you\n" };
+        assert_eq!(String::from_utf8_lossy(&said.lock().unwrap()), expected);
+    }
+}
+
+#[test]
 fn bytes_that_are_no_text_are_kept() {
     let output = launch("-n 1", r"printf '\377\000\n'").output().unwrap();
     assert_eq!(output.stdout, b"[0] \xff\x00\n");
@@ -110,6 +152,16 @@ fn ranks_that_ignore_the_request_to_end_are_killed() {
 }
 
 #[test]
+fn the_time_to_end_is_an_option() {
+    let start = Instant::now();
+    let script =
+        "[ $PHALANX_RANK = 0 ] && { sleep 0.2; exit 1; }; trap '' TERM; while :; do sleep 0.02; done";
+    let said = say(launch("-n 2 --grace 0.3", script));
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(start.elapsed() < Duration::from_secs(4), "not the default of 5 s");
+}
+
+#[test]
 fn a_stopped_rank_hears_the_request_to_end() {
     let folder = tempfile::tempdir().unwrap();
     // Its handler prints this; a killed rank prints nothing.
@@ -163,6 +215,68 @@ fn signals_are_forwarded() {
         assert!(String::from_utf8_lossy(&output.stderr).contains(name));
         assert!(!ranks.iter().any(|&pid| runs(pid)), "{name}: a rank is left");
     }
+}
+
+/// The launcher with a signal state that whoever started it has left.
+fn launch_after(env_options: &[&str], options: &str, script: &str) -> std::process::Command {
+    let inner = launch(options, script);
+    let mut command = std::process::Command::new("env");
+    // The options of the inner `env` come last: INT and QUIT are as they say.
+    command.args(env_options).arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
+    common::forget_settings(&mut command);
+    command
+}
+
+#[test]
+fn a_launcher_that_inherits_sigchld_ignored_gets_its_ranks_statuses() {
+    let said = say(launch_after(&["--ignore-signal=CHLD"], "-n 2", "exit 3"));
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    assert!(said.stderr.contains("failed first: exit status 3"), "{}", said.stderr);
+}
+
+#[test]
+fn a_signal_that_the_launcher_inherits_blocked_ends_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = with_pid_file(folder.path(), "exec sleep 1000");
+    let mut launcher =
+        launch_after(&["--block-signal"], "-n 2", &script).stderr(Stdio::null()).spawn().unwrap();
+    let ranks = pids(folder.path(), 2);
+    signal(launcher.id() as i32, Signal::TERM);
+    let start = Instant::now();
+    let mut status = None;
+    while status.is_none() && start.elapsed() < Duration::from_secs(20) {
+        status = launcher.try_wait().unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if status.is_none() {
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+    }
+    assert_eq!(status.and_then(|status| status.code()), Some(128 + 15));
+    assert!(!ranks.into_iter().any(runs));
+}
+
+#[test]
+fn ranks_get_the_signal_state_of_a_shells_child() {
+    let options = ["--ignore-signal=CHLD,TERM,USR1,HUP", "--block-signal=TERM,USR2"];
+    let said = say(launch_after(&options, "-n 1", "grep -E 'SigBlk|SigIgn' /proc/self/status"));
+    let mask = |name: &str| {
+        let line = said.stdout.lines().find_map(|line| line.strip_prefix(&format!("[0] {name}:")));
+        u64::from_str_radix(line.expect(name).trim(), 16).unwrap()
+    };
+    assert_eq!(mask("SigBlk"), 0);
+    // What nohup ignores stays ignored. The C library keeps 32 and 33 to itself.
+    assert_eq!(mask("SigIgn") & !(0b11 << 31), 1 << (1 - 1), "only SIGHUP");
+}
+
+#[test]
+fn perf_gets_its_ranks_statuses_when_sigchld_is_ignored() {
+    let inner = phalanx("perf all_reduce -p 2 -e 8 -n 1");
+    let mut command = std::process::Command::new("env");
+    command.arg("--ignore-signal=CHLD").arg(inner.get_program()).args(inner.get_args());
+    common::forget_settings(&mut command);
+    let said = say(command);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
 }
 
 #[test]

@@ -16,19 +16,49 @@ pub enum Fault {
     Continue,
     /// Asks it for its flight record (SIGUSR1).
     Ask,
+    /// Holds it as a debugger does, until this thread releases it.
+    Hold,
+    /// Lets it go on without a debugger.
+    Release,
 }
 
 #[cfg(target_os = "linux")]
 impl Fault {
-    fn signal(self) -> rustix::process::Signal {
+    fn inject(self, pid: rustix::process::Pid) -> io::Result<()> {
         use rustix::process::Signal;
-        match self {
+        let signal = match self {
             Fault::Kill => Signal::KILL,
             Fault::Stop => Signal::STOP,
             Fault::Continue => Signal::CONT,
             Fault::Ask => Signal::USR1,
-        }
+            Fault::Hold => {
+                debug(pid, PTRACE_SEIZE)?;
+                return debug(pid, PTRACE_INTERRUPT);
+            }
+            Fault::Release => return debug(pid, PTRACE_DETACH),
+        };
+        Ok(rustix::process::kill_process(pid, signal)?)
     }
+}
+
+#[cfg(target_os = "linux")]
+const PTRACE_DETACH: u32 = 17;
+#[cfg(target_os = "linux")]
+const PTRACE_SEIZE: u32 = 0x4206;
+#[cfg(target_os = "linux")]
+const PTRACE_INTERRUPT: u32 = 0x4207;
+
+/// Makes a request of `ptrace` that has no argument.
+#[cfg(target_os = "linux")]
+fn debug(pid: rustix::process::Pid, request: u32) -> io::Result<()> {
+    use std::ffi::{c_int, c_long, c_uint, c_void};
+    unsafe extern "C" {
+        fn ptrace(request: c_uint, pid: c_int, address: *mut c_void, data: *mut c_void) -> c_long;
+    }
+    // SAFETY: these requests read and write no memory.
+    let answer =
+        unsafe { ptrace(request, pid.as_raw_nonzero().get(), std::ptr::null_mut(), std::ptr::null_mut()) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Sends the signal of a fault to a child that has not been waited for yet.
@@ -36,13 +66,13 @@ impl Fault {
 pub(crate) fn inject(child: &Child, fault: Fault) -> io::Result<()> {
     use rustix::process::Pid;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(rustix::process::kill_process(pid, fault.signal())?)
+    fault.inject(pid)
 }
 
 /// The same to this process.
 #[cfg(target_os = "linux")]
 pub fn inject_here(fault: Fault) -> io::Result<()> {
-    Ok(rustix::process::kill_process(rustix::process::getpid(), fault.signal())?)
+    fault.inject(rustix::process::getpid())
 }
 
 /// Asks the system to end this process when its parent ends, so that no rank survives its test.

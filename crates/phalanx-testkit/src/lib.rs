@@ -19,6 +19,8 @@ pub mod emulated;
 pub mod fault;
 pub mod faults;
 pub mod fields;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub mod float_mode;
 pub mod gpus;
 pub mod hosts;
 pub mod minifloat;

@@ -300,20 +300,20 @@ unsafe impl<T: Number> Source for Memory<T> {
         }
     }
 
-    fn lend<'a>(&'a self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
+    fn lend<'a>(&'a self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Memory::Private(vec) => vec.lend(lane),
-            Memory::Shared(buffer) => buffer.lend(lane),
+            Memory::Private(vec) => vec.lend(stream),
+            Memory::Shared(buffer) => buffer.lend(stream),
         }
     }
 }
 
 // SAFETY: as above.
 unsafe impl<T: Number> Target for Memory<T> {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Memory::Private(vec) => vec.lend_mut(lane),
-            Memory::Shared(buffer) => buffer.lend_mut(lane),
+            Memory::Private(vec) => vec.lend_mut(stream),
+            Memory::Shared(buffer) => buffer.lend_mut(stream),
         }
     }
 }

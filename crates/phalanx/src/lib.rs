@@ -51,6 +51,8 @@
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | set by `phalanx launch`: the rank on this host, and the number of ranks there |
 //! | `PHALANX_NODE_RANK`, `PHALANX_NNODES` | set by `phalanx launch`: the number of this host, and of all hosts |
 //! | `PHALANX_RESTART_COUNT` | set by `phalanx launch`: how many times the job was restarted |
+//! | `PHALANX_REPLACES` | set by `phalanx launch --restarts` for a process in the place of a failed rank: the rank's number |
+//! | `PHALANX_LAUNCHER` | set by `phalanx launch`: the name of the socket on which ranks report why they failed |
 //! | `PHALANX_STORE` | `host:port` of the job's store, at which ranks of several hosts meet; set by `phalanx launch`; under torchrun, default `MASTER_ADDR` with `MASTER_PORT` + 1000; ranks of an MPI launcher meet over MPI unless it is set |
 //! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
 //! | `PHALANX_STORE_TLS` | `1`: the connections of the job's store are encrypted (TLS 1.3); the same for all its processes and launchers |
@@ -151,6 +153,7 @@ pub use types::op::{PreMulSum, ReduceOp, Reduction};
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::os::fresh_file;
     pub use crate::rendezvous::store;
     pub use crate::start::launched;
 }

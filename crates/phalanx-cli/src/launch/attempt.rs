@@ -11,7 +11,6 @@ use super::placement::Placement;
 use super::rank::Rank;
 use super::start_error::StartError;
 use super::supervisor::{Started, Supervisor};
-use rustix::process::Signal;
 
 /// Runs this node's ranks to their end; `nodes` are the other launchers, if there are any.
 ///
@@ -28,40 +27,39 @@ pub fn run(
         Ok(started) => started,
         Err(error) => return Outcome::NotStarted(error),
     };
-    let _watch = nodes.map(|nodes| {
+    let supervisor = Supervisor::new(job, placement, started, events);
+    let watch = nodes.map(|nodes| {
         let sender = events.sender();
         nodes.watch(placement.restart, move |notice| {
             let _ = sender.send(LaunchEvent::OtherNode(notice));
         })
     });
-    Supervisor::new(job.timeout, started, events).run(ending)
+    match watch.transpose() {
+        Ok(_watch) => supervisor.run(ending),
+        Err(error) => {
+            supervisor.end_at_once();
+            Outcome::NotStarted(StartError::thread("watches the other nodes", error))
+        }
+    }
 }
 
 /// Starts all ranks, or none.
 fn start(job: &Job, placement: &Placement, events: &Events) -> Result<Started, StartError> {
     let mut guard = Guard::start(placement);
     let mut ranks: Vec<Rank> = Vec::new();
-    for local in 0..job.ranks {
-        match Rank::start(job, placement, local) {
-            Ok(rank) => {
-                guard.watch(rank.group());
-                ranks.push(rank);
-            }
-            Err(error) => {
-                for rank in &mut ranks {
-                    rank.signal(Signal::KILL);
-                    // The status does not matter, but no zombie must stay.
-                    let _ = rank.reap();
-                }
-                return Err(error);
-            }
+    let mut start_all = |ranks: &mut Vec<Rank>| {
+        for local in 0..job.ranks {
+            let rank = Rank::start(job, placement, local, events.reports(), false)?;
+            guard.watch(rank.group());
+            ranks.push(rank);
+        }
+        ranks.iter().enumerate().try_for_each(|(index, rank)| rank.watch(index, events))
+    };
+    match start_all(&mut ranks) {
+        Ok(()) => Ok(Started { ranks, guard }),
+        Err(error) => {
+            ranks.iter_mut().for_each(Rank::kill);
+            Err(error)
         }
     }
-    for (index, rank) in ranks.iter().enumerate() {
-        let sender = events.sender();
-        rank.watch(move |succeeded| {
-            let _ = sender.send(LaunchEvent::Ended { index, succeeded });
-        });
-    }
-    Ok(Started { ranks, guard })
 }

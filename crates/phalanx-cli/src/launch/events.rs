@@ -1,14 +1,21 @@
 //! The queue of everything that a launcher reacts to.
 
 use super::outcome::Notice;
+use super::reports::{Report, Reports};
 use super::signals::Forwarder;
-use anyhow::{Context, Result};
+use super::start_error::StartError;
+use crate::error::explain;
+use crate::log::say;
+use anyhow::Result;
+use std::os::unix::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 pub enum LaunchEvent {
     /// A rank has ended, and waits to be reaped.
     Ended { index: usize, succeeded: bool },
+    /// A rank has reported something.
+    Reported { report: Report, from: SocketAddr },
     /// The launcher got a signal.
     Signal(i32),
     /// The attempt ended on another node.
@@ -21,6 +28,7 @@ pub enum LaunchEvent {
 pub struct Events {
     sender: Sender<LaunchEvent>,
     queue: Receiver<LaunchEvent>,
+    reports: Option<Reports>,
     _forwarder: Forwarder,
 }
 
@@ -33,11 +41,20 @@ impl Events {
         let forwarder = Forwarder::start(move |signal| {
             let _ = to_queue.send(LaunchEvent::Signal(signal));
         });
-        Ok(Events { sender, queue, _forwarder: forwarder.context("cannot catch signals")? })
+        let forwarder = forwarder.map_err(|error| StartError::thread("catches signals", error))?;
+        let reports = Reports::open(sender.clone()).map_err(|error| {
+            say(format_args!("phalanx launch: going on without the ranks' own reports: {}", explain(&error)))
+        });
+        Ok(Events { sender, queue, reports: reports.ok(), _forwarder: forwarder })
     }
 
     pub fn sender(&self) -> Sender<LaunchEvent> {
         self.sender.clone()
+    }
+
+    /// The ranks' reports, where a socket for them could be opened.
+    pub fn reports(&self) -> Option<&Reports> {
+        self.reports.as_ref()
     }
 
     /// The next event; `None` when the deadline has passed.

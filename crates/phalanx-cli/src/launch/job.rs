@@ -1,11 +1,15 @@
 //! What a job runs on this node.
 
 use super::output::Output;
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A program, its number of ranks on this node, and the handling of their output.
+/// Time for ranks to end after SIGTERM, unless `--grace` gives another.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(5);
+
+/// A program, its number of ranks on this node, and how they are treated.
 #[derive(Debug)]
 pub struct Job {
     pub program: OsString,
@@ -15,4 +19,33 @@ pub struct Job {
     /// The folder for files with each rank's output.
     pub log_dir: Option<PathBuf>,
     pub timeout: Option<Duration>,
+    /// Time for ranks to end after SIGTERM before they are killed.
+    pub grace: Duration,
+    /// Whether the other ranks go on when one fails.
+    pub keep_going: bool,
+    pub restarts: Restarts,
+}
+
+/// How often failed ranks are started anew.
+#[derive(Debug, Default)]
+pub struct Restarts {
+    pub most: u32,
+    done: Cell<u32>,
+}
+
+impl Restarts {
+    pub fn at_most(most: u32) -> Restarts {
+        Restarts { most, done: Cell::new(0) }
+    }
+
+    pub fn done(&self) -> u32 {
+        self.done.get()
+    }
+
+    /// Counts one more, if that is allowed.
+    pub fn take(&self) -> bool {
+        let is_left = self.done() < self.most;
+        self.done.set(self.done() + u32::from(is_left));
+        is_left
+    }
 }

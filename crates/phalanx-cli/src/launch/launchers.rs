@@ -54,7 +54,10 @@ impl Launchers {
                     store.iter().for_each(|store| store.begin_epoch(restart));
                 }
                 let outcome = attempt_alone(job, placement, events);
-                let restarts = restarts_left > 0 && matches!(outcome, Outcome::Failed(_));
+                let restarts = match &outcome {
+                    Outcome::Failed(failure) => restarts_left > 0 || failure.starts_over(),
+                    _ => false,
+                };
                 Ok((outcome, restarts))
             }
             Launchers::Several(nodes) => attempt_with(nodes, job, restart, restarts_left, events),
@@ -96,7 +99,7 @@ fn attempt_with(
         nodes.announce(restart, &outcome);
     }
     let succeeded = matches!(outcome, Outcome::Success);
-    let (outcome, restarts) = nodes.end_attempt(restart, outcome, restarts_left, events);
+    let (outcome, restarts) = nodes.end_attempt(restart, outcome, job, restarts_left, events);
     if succeeded {
         print_end(&outcome);
     }

@@ -2,6 +2,7 @@
 
 use super::start_error::{StartError, remedy};
 use crate::log::say;
+use phalanx::internal::fresh_file;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -21,12 +22,12 @@ impl LogFiles {
         };
         let create = |extension: &str| {
             let path = dir.join(format!("{name}.{extension}"));
-            let file = File::create(&path).map_err(|e| {
+            let log = LogFile::create(&path).map_err(|e| {
                 let (path, remedy) = (path.display(), remedy(&e));
                 let text = format!("the log file {path} cannot be written: {e}{remedy}");
                 StartError::Log(io::Error::new(e.kind(), text))
             })?;
-            Ok((LogFile::new(file), path))
+            Ok((log, path))
         };
         let ((out, _), (err, err_path)) = (create("out")?, create("err")?);
         Ok(LogFiles { out, err, err_path })
@@ -37,8 +38,9 @@ impl LogFiles {
 pub struct LogFile(Option<File>);
 
 impl LogFile {
-    pub fn new(file: File) -> LogFile {
-        LogFile(Some(file))
+    /// Creates the file anew: an earlier log, or a link that somebody else put there, is replaced.
+    pub fn create(path: &Path) -> io::Result<LogFile> {
+        fresh_file(path).map(|file| LogFile(Some(file)))
     }
 
     pub fn write(&mut self, bytes: &[u8]) {

@@ -8,6 +8,7 @@ mod events;
 pub mod guard;
 mod job;
 mod launchers;
+mod limits;
 mod log_files;
 mod nodes;
 pub mod options;
@@ -15,19 +16,22 @@ mod outcome;
 mod output;
 pub mod own_program;
 mod placement;
+mod program;
 mod rank;
 mod report;
+mod reports;
 mod signals;
 mod start_error;
 mod status;
 mod supervisor;
 
+pub use signals::reset_inherited as reset_inherited_signals;
 pub use status::describe as describe_status;
 
 use crate::log::say;
 use anyhow::{Context, Result};
 use events::Events;
-use job::Job;
+use job::{Job, Restarts};
 use launchers::Launchers;
 use options::LaunchArgs;
 use output::Output;
@@ -40,13 +44,15 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let events = Events::catch()?;
     let mut restart = 0;
     loop {
-        let restarts_left = args.max_restarts - restart;
+        let restarts_left = args.max_restarts.saturating_sub(restart);
         let (outcome, restarts) = launchers.attempt(&job, restart, restarts_left, &events)?;
         if !restarts {
             return Ok(ExitCode::from(outcome.exit_code()));
         }
         restart += 1;
-        say(format_args!("phalanx launch: restart {restart} of at most {}", args.max_restarts));
+        if args.max_restarts > 0 {
+            say(format_args!("phalanx launch: restart {restart} of at most {}", args.max_restarts));
+        }
     }
 }
 
@@ -66,5 +72,8 @@ fn job(args: &LaunchArgs) -> Result<Job> {
         output,
         log_dir: args.log_dir.clone(),
         timeout: args.timeout,
+        grace: args.grace,
+        keep_going: args.keep_going,
+        restarts: Restarts::at_most(args.restarts),
     })
 }

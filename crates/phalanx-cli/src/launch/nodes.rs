@@ -2,12 +2,15 @@
 //! attempts end, and notice when one of them is lost.
 
 use super::events::{Events, LaunchEvent};
+use super::job::Job;
 use super::outcome::{Notice, Outcome};
 use super::placement::{self, Placement, StoreAddress};
 use super::signals;
+use super::start_error::StartError;
 use anyhow::{Context, Result, ensure};
 use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,10 +121,14 @@ impl Nodes {
         events: &Events,
     ) -> ControlFlow<Outcome, Result<Vec<Vec<u8>>>> {
         let (store, sender, key) = (self.store.clone(), events.sender(), format!("{name} {restart}"));
-        std::thread::spawn(move || {
+        let exchange = move || {
             let all = store.exchange(&key, &own, NO_TIMEOUT).map_err(Into::into);
             let _ = sender.send(LaunchEvent::Exchanged(all));
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().name("exchange".to_owned()).spawn(exchange) {
+            let error = StartError::thread("talks to the other nodes", error);
+            return ControlFlow::Continue(Err(error.into()));
+        }
         // The outcome after a signal, and the end of the wait.
         let mut parting: Option<(Outcome, Instant)> = None;
         loop {
@@ -160,10 +167,10 @@ impl Nodes {
 
     /// Calls `on_end` from another thread when the attempt ends on another node, or a node is lost. Stops
     /// when the result is dropped.
-    pub fn watch(&self, restart: u32, on_end: impl FnOnce(Notice) + Send + 'static) -> Watch {
+    pub fn watch(&self, restart: u32, on_end: impl FnOnce(Notice) + Send + 'static) -> io::Result<Watch> {
         let stop = Arc::new(AtomicBool::new(false));
         let (store, stopped, node) = (self.store.clone(), stop.clone(), self.node);
-        let thread = std::thread::spawn(move || {
+        let watch = move || {
             while !stopped.load(Ordering::Relaxed) {
                 let notice = match store.get(&end_key(restart), POLL) {
                     Ok(bytes) => Notice::from_bytes(&bytes).filter(|notice| notice.node != node),
@@ -175,8 +182,9 @@ impl Nodes {
                     None => std::thread::sleep(POLL / 10),
                 }
             }
-        });
-        Watch { stop, thread: Some(thread) }
+        };
+        let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(watch)?;
+        Ok(Watch { stop, thread: Some(thread) })
     }
 
     /// Waits until the attempt has ended on all nodes. Returns the job's outcome, and whether all nodes start
@@ -185,6 +193,7 @@ impl Nodes {
         &self,
         restart: u32,
         outcome: Outcome,
+        job: &Job,
         restarts_left: u32,
         events: &Events,
     ) -> (Outcome, bool) {
@@ -200,9 +209,18 @@ impl Nodes {
         let ends = ends.map(|all| all.iter().filter_map(|end| serde_json::from_slice(end).ok()).collect());
         let ends: Vec<End> = match ends {
             Ok(ends) => ends,
+            // The ranks of this node have gone on without those of a lost one.
+            Err(_) if job.keep_going => return (outcome, false),
             Err(error) => return (self.without_the_others(outcome, &error), false),
         };
-        let failed = ends.iter().find_map(|end| end.notice.clone());
+        if job.keep_going
+            && matches!(outcome, Outcome::Failed(_))
+            && ends.iter().any(|end| end.notice.is_none())
+        {
+            return (Outcome::Success, false);
+        }
+        let counts = |notice: &Notice| !(job.keep_going && notice.may_restart);
+        let failed = ends.iter().find_map(|end| end.notice.clone().filter(counts));
         let all_restart = ends
             .iter()
             .all(|end| end.restarts_left > 0 && end.notice.as_ref().is_none_or(|notice| notice.may_restart));

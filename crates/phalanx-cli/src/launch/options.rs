@@ -12,6 +12,10 @@ use std::time::Duration;
 /// front. When a rank fails, the others are ended, and the exit status is that of the rank that failed first
 /// (128 + the signal's number if a signal killed it; 124 after --timeout).
 ///
+/// With --keep-going or --restarts the others go on, for programs that shrink or rebuild their communicator. The
+/// exit status is then 0 if after each failure some rank has ended with status 0; otherwise it is that of the
+/// first rank whose failure was not survived so.
+///
 /// Rank 0 reads the standard input, unless that is a terminal; the other ranks have none. Signals are
 /// forwarded to the ranks: USR1 and USR2, TSTP (Ctrl-Z) and CONT, and those that end the job.
 #[derive(Debug, clap::Args)]
@@ -29,11 +33,28 @@ pub struct LaunchArgs {
     #[arg(long)]
     pub no_prefix: bool,
 
+    /// Let the other ranks go on when one has failed, as after Comm::shrink.
+    #[arg(long)]
+    pub keep_going: bool,
+
+    /// Start a rank that has failed anew, at most this many times in all; the others go on.
+    ///
+    /// The new process has the failed one's number, and PHALANX_REPLACES set to it. Its phalanx::init() joins the
+    /// communicator that the others make with Comm::rebuild. If no rank is left that could take it in, or a rank
+    /// fails before all have met, all ranks are started again. When no restart is left, the next failure ends the
+    /// others, unless --keep-going is given, too. One machine only.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["max_restarts", "node_rank"])]
+    pub restarts: u32,
+
     /// Start all ranks again when one has failed, at most this many times.
     ///
     /// The ranks find the number of restarts so far in PHALANX_RESTART_COUNT.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "keep_going")]
     pub max_restarts: u32,
+
+    /// Kill the ranks that still run so many seconds after they were asked to end (SIGTERM).
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse::seconds)]
+    pub grace: Duration,
 
     /// Also write each rank's output to files in this folder: rank-0.out, rank-0.err, …
     #[arg(long, value_name = "FOLDER")]

@@ -35,7 +35,7 @@ impl Outcome {
     pub fn exit_code(&self) -> u8 {
         match self {
             Outcome::Success => 0,
-            Outcome::Failed(failure) => status::exit_code(failure.status),
+            Outcome::Failed(failure) => failure.exit_code,
             Outcome::TimedOut { .. } => status::TIMED_OUT,
             Outcome::Interrupted { signal } => status::signal_code(*signal),
             Outcome::OtherNode(notice) => notice.exit_code,
@@ -45,25 +45,82 @@ impl Outcome {
     }
 }
 
-/// The rank that failed first.
+/// A rank that failed: the first one, unless the ranks go on after failures.
 #[derive(Debug, Clone)]
 pub struct Failure {
     pub rank: usize,
-    pub status: ExitStatus,
+    pub end: End,
     /// How long the attempt had run.
     pub after: Duration,
-    /// Ranks of this node that still ran, and are ended now.
+    /// The launcher's exit status: the rank's, or that of a rank that failed because of it.
+    pub exit_code: u8,
+    /// Ranks of this node that still ran.
     pub others: usize,
+    /// What happens now.
+    pub then: Then,
     /// The last lines of the rank's standard error.
     pub last_lines: Vec<String>,
     /// The file with all of its standard error.
     pub log: Option<PathBuf>,
+    /// What another rank has reported about it.
+    pub witness: Option<Witness>,
+}
+
+/// How a rank that failed has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Status(ExitStatus),
+    /// The others found it at fault, and it has not ended by itself.
+    StillRuns,
+    /// It is on another node.
+    Elsewhere,
+}
+
+/// What happens after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// The others are ended. Whether they could have gone on without the rank: they communicate with phalanx.
+    EndOthers { could_go_on: bool },
+    /// The others go on.
+    GoOn,
+    /// The others go on, and the rank is started anew.
+    Replace { restart: u32, most: u32 },
+    /// All ranks are started anew: there is none that could take in a new one.
+    StartOver { restart: u32, most: u32 },
+}
+
+/// A rank that reported why its communicator had failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Witness {
+    pub rank: usize,
+    pub why: String,
+}
+
+impl Failure {
+    /// Whether all ranks are to be started anew.
+    pub fn starts_over(&self) -> bool {
+        matches!(self.then, Then::StartOver { .. })
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (status, seconds) = (status::describe(self.status), self.after.as_secs_f64());
-        write!(f, "rank {} failed first: {status}, after {seconds:.1} s", self.rank)
+        let Failure { rank, end, after, then, .. } = self;
+        let failed = if matches!(then, Then::EndOthers { .. }) { "failed first" } else { "failed" };
+        let seconds = after.as_secs_f64();
+        match end {
+            End::Status(status) if status.success() => {
+                write!(
+                    f,
+                    "rank {rank} {failed}: it ended, with exit status 0, while others needed it, after {seconds:.1} s"
+                )
+            }
+            End::Status(status) => {
+                write!(f, "rank {rank} {failed}: {}, after {seconds:.1} s", status::describe(*status))
+            }
+            End::StillRuns => write!(f, "rank {rank} {failed}; its process still runs, after {seconds:.1} s"),
+            End::Elsewhere => write!(f, "rank {rank} {failed}, on another node, after {seconds:.1} s"),
+        }
     }
 }
 
@@ -81,6 +138,8 @@ pub struct Notice {
     pub exit_code: u8,
     /// Whether the job may be started again: only after a rank has failed.
     pub may_restart: bool,
+    /// Whether the node's launcher is lost.
+    is_loss: bool,
 }
 
 impl Notice {
@@ -101,7 +160,7 @@ impl Notice {
         };
         let (host, exit_code) = (host.to_owned(), outcome.exit_code());
         let may_restart = matches!(outcome, Outcome::Failed(_));
-        Some(Notice { node, host, what, last_lines, exit_code, may_restart })
+        Some(Notice { node, host, what, last_lines, exit_code, may_restart, is_loss: false })
     }
 
     /// The notice of a node whose launcher is lost, and cannot send its own.
@@ -113,7 +172,13 @@ impl Notice {
             last_lines: Vec::new(),
             exit_code: 1,
             may_restart: false,
+            is_loss: true,
         }
+    }
+
+    /// Whether the node's launcher is lost, and its ranks with it.
+    pub fn is_loss(&self) -> bool {
+        self.is_loss
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {

@@ -2,8 +2,8 @@
 
 use super::attempt;
 use super::events::Events;
-use super::job::Job;
-use super::outcome::{Failure, Outcome};
+use super::job::{DEFAULT_GRACE, Job, Restarts};
+use super::outcome::{End, Failure, Outcome};
 use super::output::Output;
 use super::placement::Placement;
 use super::report::{print_end, print_failure};
@@ -11,13 +11,14 @@ use super::status;
 use crate::exit;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 /// Runs the ranks with this program's output. Returns the exit status of the rank that failed first.
 pub fn run(ranks: usize, arguments: Vec<OsString>) -> Result<ExitCode> {
     let outcome = run_attempt(ranks, arguments, Output::Inherited, None, |failure| {
-        if !failure.status.code().is_some_and(exit::is_explained) {
+        let explained = |status: ExitStatus| status.code().is_some_and(exit::is_explained);
+        if !matches!(failure.end, End::Status(status) if explained(status)) {
             print_failure(failure);
         }
     })?;
@@ -32,10 +33,13 @@ pub fn run_silently(ranks: usize, arguments: Vec<OsString>, timeout: Duration) -
     match run_attempt(ranks, arguments, Output::Swallowed, Some(timeout), |_| {})? {
         Outcome::Success => Ok(()),
         Outcome::Failed(failure) => {
-            let status = status::describe(failure.status);
+            let how = match failure.end {
+                End::Status(status) => status::describe(status),
+                End::StillRuns | End::Elsewhere => "it did not end by itself".to_owned(),
+            };
             match failure.last_lines.last() {
-                Some(reason) => bail!("rank {}: {reason} ({status})", failure.rank),
-                None => bail!("rank {}: {status}", failure.rank),
+                Some(reason) => bail!("rank {}: {reason} ({how})", failure.rank),
+                None => bail!("rank {}: {how}", failure.rank),
             }
         }
         Outcome::TimedOut { running, .. } => {
@@ -57,7 +61,17 @@ fn run_attempt(
     mut failed: impl FnMut(&Failure),
 ) -> Result<Outcome> {
     let program = std::env::current_exe().context("cannot find this program's own file")?.into();
-    let job = Job { program, arguments, ranks, output, log_dir: None, timeout };
+    let job = Job {
+        program,
+        arguments,
+        ranks,
+        output,
+        log_dir: None,
+        timeout,
+        grace: DEFAULT_GRACE,
+        keep_going: false,
+        restarts: Restarts::default(),
+    };
     let (_store, placement) = Placement::on_one_node(ranks)?;
     let events = Events::catch()?;
     let outcome = attempt::run(&job, &placement, None, &events, |outcome| {

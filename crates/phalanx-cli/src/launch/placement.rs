@@ -55,8 +55,8 @@ impl Placement {
         Ok((server, placement))
     }
 
-    /// Sets the variables of the node's rank number `local`.
-    pub fn set_variables(&self, command: &mut Command, local: usize) {
+    /// Sets the variables of the node's rank number `local`, which may replace one that has failed.
+    pub fn set_variables(&self, command: &mut Command, local: usize, replaces: bool) {
         let numbers = [
             ("PHALANX_RANK", self.first + local),
             ("PHALANX_WORLD_SIZE", self.world_size),
@@ -70,6 +70,10 @@ impl Placement {
             command.env(name, number.to_string());
         }
         command.env("PHALANX_JOB", &self.job);
+        match replaces {
+            true => command.env("PHALANX_REPLACES", (self.first + local).to_string()),
+            false => command.env_remove("PHALANX_REPLACES"),
+        };
         match &self.store {
             Some(store) => {
                 command.env("PHALANX_STORE", &store.address).env("PHALANX_TOKEN", store.token.reveal())

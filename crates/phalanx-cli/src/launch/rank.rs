@@ -3,13 +3,16 @@
 //! It dies with the launcher. The thread that signals it is also the one that reaps it: a signal can never
 //! reach another process that got the same process id.
 
+use super::events::{Events, LaunchEvent};
 use super::job::Job;
 use super::log_files::LogFiles;
 use super::output::{self, LAST_OUTPUT, Reader, Tail};
 use super::placement::Placement;
+use super::reports::{self, Diagnosis, Report, Reports, What};
 use super::start_error::StartError;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use std::io;
+use std::os::unix::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,24 +21,65 @@ use std::time::{Duration, Instant};
 /// A started rank.
 pub struct Rank {
     number: usize,
+    /// Whether it replaces a rank that has failed.
+    is_newcomer: bool,
     child: Child,
     pid: Pid,
     readers: Vec<Reader>,
     tail: Tail,
     log: Option<PathBuf>,
+    /// What it has reported.
+    reported: Reported,
     /// The exit status, once the rank is reaped.
     pub status: Option<ExitStatus>,
     reaped: Option<Instant>,
 }
 
+/// What a rank has reported so far.
+#[derive(Default)]
+struct Reported {
+    /// Its processes: the child, or what the child has started.
+    processes: Vec<u32>,
+    has_joined: bool,
+    /// Where it can be asked for flight records.
+    address: Option<SocketAddr>,
+    records: Records,
+    /// Its first word about a failure.
+    trouble: Option<Trouble>,
+}
+
+enum Trouble {
+    Panicked,
+    Failed(Diagnosis),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Records {
+    #[default]
+    NotRequested,
+    Requested,
+    Written,
+}
+
 impl Rank {
     /// Starts rank number `local` of this node.
-    pub fn start(job: &Job, placement: &Placement, local: usize) -> Result<Rank, StartError> {
+    pub fn start(
+        job: &Job,
+        placement: &Placement,
+        local: usize,
+        reports: Option<&Reports>,
+        is_newcomer: bool,
+    ) -> Result<Rank, StartError> {
         let number = placement.first + local;
-        let logs = job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, placement.restart));
+        let restart = placement.restart.max(job.restarts.done());
+        let logs = job.log_dir.as_deref().map(|dir| LogFiles::create(dir, number, restart));
         let logs = logs.transpose()?;
         let mut command = Command::new(&job.program);
-        placement.set_variables(&mut command, local);
+        placement.set_variables(&mut command, local, is_newcomer);
+        match reports {
+            Some(reports) => command.env(reports::VARIABLE, reports.name()),
+            None => command.env_remove(reports::VARIABLE),
+        };
         command
             .args(&job.arguments)
             .stdin(standard_input(number))
@@ -46,38 +90,121 @@ impl Rank {
             .process_group(0);
         die_with_parent(&mut command);
 
-        let mut child =
-            command.spawn().map_err(|source| StartError::Program { program: job.program.clone(), source })?;
+        let child = command.spawn().map_err(|error| StartError::program(&job.program, error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
-        let tail = Tail::default();
-        let mut readers = Vec::new();
-        let (out, err, log) = match logs {
-            Some(logs) => (Some(logs.out), Some(logs.err), Some(logs.err_path)),
-            None => (None, None, None),
+        let mut rank = Rank {
+            number,
+            is_newcomer,
+            child,
+            pid,
+            readers: Vec::new(),
+            tail: Tail::default(),
+            log: logs.as_ref().map(|logs| logs.err_path.clone()),
+            reported: Reported::default(),
+            status: None,
+            reaped: None,
         };
-        if let Some(stream) = child.stdout.take() {
-            readers.push(output::pass_stdout(job.output, number, stream, out));
+        if let Err(error) = rank.read_output(job.output, logs) {
+            rank.kill();
+            return Err(StartError::thread("passes a rank's output on", error));
         }
-        if let Some(stream) = child.stderr.take() {
-            readers.push(output::pass_stderr(job.output, number, stream, err, tail.clone()));
-        }
-        Ok(Rank { number, child, pid, readers, tail, log, status: None, reaped: None })
+        Ok(rank)
     }
 
-    /// Calls `ended` from another thread when the rank has ended, with whether it succeeded. It does not reap
-    /// it.
-    pub fn watch(&self, ended: impl FnOnce(bool) + Send + 'static) {
-        let pid = self.pid;
-        std::thread::spawn(move || {
+    fn read_output(&mut self, output: output::Output, logs: Option<LogFiles>) -> io::Result<()> {
+        let (out, err) = logs.map_or((None, None), |logs| (Some(logs.out), Some(logs.err)));
+        if let Some(stream) = self.child.stdout.take() {
+            self.readers.push(output::pass_stdout(output, self.number, stream, out)?);
+        }
+        if let Some(stream) = self.child.stderr.take() {
+            self.readers.push(output::pass_stderr(output, self.number, stream, err, self.tail.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Makes another thread announce the rank's end, as that of number `index`. It does not reap the rank.
+    pub fn watch(&self, index: usize, events: &Events) -> Result<(), StartError> {
+        let (pid, sender, reports) = (self.pid, events.sender(), events.reports().cloned());
+        let watch = move || {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-            loop {
+            let succeeded = loop {
                 match rustix::process::waitid(WaitId::Pid(pid), options) {
                     Err(rustix::io::Errno::INTR) => {}
-                    Ok(Some(status)) => return ended(status.exit_status() == Some(0)),
-                    Ok(None) | Err(_) => return ended(false),
+                    Ok(Some(status)) => break status.exit_status() == Some(0),
+                    Ok(None) | Err(_) => break false,
                 }
+            };
+            let announced = reports.is_some_and(|reports| reports.announce_end(index, succeeded).is_ok());
+            if !announced {
+                let _ = sender.send(LaunchEvent::Ended { index, succeeded });
             }
-        });
+        };
+        let thread = std::thread::Builder::new().name(format!("rank {}", self.number));
+        thread.spawn(watch).map_err(|error| StartError::thread("waits for a rank", error))?;
+        Ok(())
+    }
+
+    /// Takes in what the rank has reported.
+    pub fn note(&mut self, report: Report, from: SocketAddr) {
+        let Reported { processes, has_joined, address, records, trouble } = &mut self.reported;
+        if !processes.contains(&report.process) {
+            processes.push(report.process);
+        }
+        match report.what {
+            What::Joined { answers } => {
+                // What was before has been overcome.
+                (*has_joined, *trouble) = (true, None);
+                *address = Some(from).filter(|_| answers);
+            }
+            What::Failed(diagnosis) => {
+                trouble.get_or_insert(Trouble::Failed(diagnosis));
+            }
+            What::Panicked => {
+                trouble.get_or_insert(Trouble::Panicked);
+            }
+            What::Written => *records = Records::Written,
+        }
+    }
+
+    /// Whether it has told that it is a rank of a communicator.
+    pub fn has_joined(&self) -> bool {
+        self.reported.has_joined
+    }
+
+    /// Whether it runs, and is not a newcomer that still waits for the others.
+    pub fn can_take_in_others(&self) -> bool {
+        self.is_running() && (self.has_joined() || !self.is_newcomer)
+    }
+
+    /// Whether it had to be there for the job's first communicator to come about.
+    pub fn is_missing_at_start(&self) -> bool {
+        !self.has_joined() && !self.is_newcomer
+    }
+
+    /// Whether this is a process of the rank, as far as it has said.
+    pub fn has_process(&self, process: u32) -> bool {
+        self.reported.processes.contains(&process)
+    }
+
+    /// What the rank has found out about the failure of its communicator, unless it panicked itself.
+    pub fn diagnosis(&self) -> Option<&Diagnosis> {
+        match &self.reported.trouble {
+            Some(Trouble::Failed(diagnosis)) => Some(diagnosis),
+            Some(Trouble::Panicked) | None => None,
+        }
+    }
+
+    /// Asks a running rank to write its flight records, if it can.
+    pub fn request_records(&mut self, reports: &Reports) {
+        let address = self.reported.address.as_ref().filter(|_| self.status.is_none());
+        if address.is_some_and(|address| reports.request_records(address).is_ok()) {
+            self.reported.records = Records::Requested;
+        }
+    }
+
+    /// Whether it is still writing flight records.
+    pub fn is_writing_records(&self) -> bool {
+        self.is_running() && self.reported.records == Records::Requested
     }
 
     /// The rank's number among all ranks of the job.
@@ -114,15 +241,27 @@ impl Rank {
         Ok(status)
     }
 
+    /// Ends the rank and its descendants at once.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        // The status does not matter, but no zombie must stay.
+        let _ = self.reap();
+    }
+
+    /// When it was reaped.
+    pub fn ended(&self) -> Option<Instant> {
+        self.reaped
+    }
+
     /// Whether the rank was reaped and its output was passed on.
     pub fn is_silent(&self) -> bool {
         self.reaped.is_some_and(|ended| self.readers.iter().all(|reader| reader.is_done(ended)))
     }
 
-    /// The last lines of a reaped rank's standard error. Waits a moment for the rest of it.
+    /// The last lines of a rank's standard error. For a reaped rank, waits a moment for the rest of it.
     pub fn last_lines(&self) -> Vec<String> {
         let deadline = Instant::now() + LAST_OUTPUT;
-        while Instant::now() < deadline && !self.is_silent() {
+        while !self.is_running() && Instant::now() < deadline && !self.is_silent() {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.tail.lines()

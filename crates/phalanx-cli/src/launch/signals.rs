@@ -33,7 +33,8 @@ impl Forwarder {
         let wanted = ENDING.iter().chain(&FORWARDED).chain([&STOP]);
         let mut signals = Signals::new(wanted.filter(|&&signal| !ignored(signal)))?;
         let handle = signals.handle();
-        std::thread::spawn(move || signals.forever().for_each(&mut caught));
+        let thread = std::thread::Builder::new().name("signals".to_owned());
+        thread.spawn(move || signals.forever().for_each(&mut caught))?;
         Ok(Forwarder(handle))
     }
 }
@@ -52,6 +53,37 @@ impl Drop for Forwarder {
         self.0.close();
     }
 }
+
+/// Inherited as ignored, these stay so: nohup and a shell's background jobs mean it, and the terminal's are the shell's business.
+/// SIGPIPE is ignored by Rust itself.
+#[cfg(target_os = "linux")]
+const LEFT_IGNORED: [i32; 7] = {
+    use signal_hook::consts::{SIGPIPE, SIGTTIN, SIGTTOU};
+    [SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGTTOU, SIGPIPE]
+};
+
+/// Gives this process, and with it its ranks, the signals of a process that a shell started: none is blocked, and those that whoever
+/// started it ignored have their default again, but for the few that are ignored on purpose. Call it before any thread starts.
+///
+/// With SIGCHLD ignored a rank's status would be lost, and a blocked SIGTERM could not end the job.
+#[cfg(target_os = "linux")]
+pub fn reset_inherited() {
+    let ignored = ignored_signals();
+    let to_reset = (1..=64).filter(|signal| ignored(*signal) && !LEFT_IGNORED.contains(signal));
+    // SAFETY: the set is filled by `sigemptyset` before it is used; this process has one thread, and no handler for a signal that it
+    // ignores.
+    unsafe {
+        let mut none = std::mem::MaybeUninit::uninit();
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+        to_reset.for_each(|signal| {
+            libc::signal(signal, libc::SIG_DFL);
+        });
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn reset_inherited() {}
 
 /// The name of a signal, or its number.
 pub fn name(signal: i32) -> String {

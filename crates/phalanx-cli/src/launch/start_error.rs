@@ -1,5 +1,7 @@
 //! Why a rank could not be started, with the remedy where there is one.
 
+use super::limits;
+use super::program::why_not;
 use rustix::io::Errno;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -9,18 +11,35 @@ use std::{fmt, io};
 #[derive(Debug)]
 pub enum StartError {
     /// The program cannot be run.
-    Program { program: OsString, source: io::Error },
+    Program { program: OsString, why: String, source: io::Error },
     /// A log file cannot be created; the error names it.
     Log(io::Error),
+    /// The launcher cannot start a thread.
+    Thread { purpose: &'static str, why: String, source: io::Error },
 }
 
 impl StartError {
+    /// The error for a program that the system does not run. The reason is found at once: a limit may not be reached any more when the
+    /// other ranks have ended.
+    pub fn program(program: &OsStr, source: io::Error) -> StartError {
+        let why = why_not(program, &source).unwrap_or_else(|| format!("{source}{}", remedy(&source)));
+        StartError::Program { program: program.to_owned(), why, source }
+    }
+
+    /// The error for a thread that the system refuses.
+    pub fn thread(purpose: &'static str, source: io::Error) -> StartError {
+        StartError::Thread { purpose, why: format!("{source}{}", remedy(&source)), source }
+    }
+
     /// The exit status that a shell gives a program that is missing or cannot be run.
     pub fn exit_code(&self) -> u8 {
         match self {
-            StartError::Program { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
-            StartError::Program { .. } => 126,
-            StartError::Log(_) => 1,
+            StartError::Program { source, .. } => match source.kind() {
+                io::ErrorKind::NotFound => 127,
+                io::ErrorKind::WouldBlock => 1,
+                _ => 126,
+            },
+            StartError::Log(_) | StartError::Thread { .. } => 1,
         }
     }
 }
@@ -28,40 +47,31 @@ impl StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StartError::Program { program, source } => f.write_str(&describe(program, source)),
+            StartError::Program { program, why, .. } => {
+                write!(f, "cannot start {}: {why}", program.to_string_lossy())
+            }
             StartError::Log(error) => error.fmt(f),
+            StartError::Thread { purpose, why, .. } => {
+                write!(f, "cannot start the thread that {purpose}: {why}")
+            }
         }
     }
 }
 
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        let (StartError::Program { source, .. } | StartError::Log(source)) = self;
+        let (StartError::Program { source, .. }
+        | StartError::Log(source)
+        | StartError::Thread { source, .. }) = self;
         Some(source)
     }
 }
 
-fn describe(program: &OsStr, error: &io::Error) -> String {
-    let program = program.to_string_lossy();
-    match error.kind() {
-        io::ErrorKind::NotFound if program.contains('/') => {
-            format!("cannot start {program}: there is no such file, or its interpreter is missing")
-        }
-        io::ErrorKind::NotFound => format!(
-            "cannot start {program}: it is in no directory of PATH; for one in this directory write ./{program}"
-        ),
-        io::ErrorKind::PermissionDenied => {
-            format!("cannot start {program}: it is not executable (chmod +x?)")
-        }
-        _ => format!("cannot start {program}: {error}{}", remedy(error)),
-    }
-}
-
 /// What to do about an error that the user can fix; empty for others.
-pub fn remedy(error: &io::Error) -> &'static str {
+pub fn remedy(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
-        Some(Errno::MFILE) => "; raise `ulimit -n`",
-        _ => "",
+        Some(Errno::MFILE) => "; raise `ulimit -n`".to_owned(),
+        _ => limits::behind(error),
     }
 }
 
@@ -69,16 +79,18 @@ pub fn remedy(error: &io::Error) -> &'static str {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_missing_program_is_explained() {
-        let missing = io::Error::from(io::ErrorKind::NotFound);
-        assert!(describe(OsStr::new("tool"), &missing).contains("./tool"));
-        assert!(describe(OsStr::new("./tool"), &missing).contains("no such file"));
+    fn message(program: &str, error: Errno) -> String {
+        StartError::program(OsStr::new(program), error.into()).to_string()
     }
 
     #[test]
     fn too_few_descriptors_have_a_remedy() {
-        let too_few = io::Error::from(Errno::MFILE);
-        assert!(describe(OsStr::new("tool"), &too_few).ends_with("; raise `ulimit -n`"));
+        assert!(message("tool", Errno::MFILE).ends_with("; raise `ulimit -n`"));
+    }
+
+    #[test]
+    fn too_many_processes_have_a_limit() {
+        let said = message("tool", Errno::AGAIN);
+        assert!(["ulimit -u", "pids.max", "threads-max"].iter().any(|limit| said.contains(limit)), "{said}");
     }
 }

@@ -1,18 +1,23 @@
-//! Watches the ranks of an attempt, and ends all of them when one fails.
+//! Watches the ranks of an attempt, and decides what happens when one fails: the others are ended, or go on, or go on with a new
+//! process in its place.
 //!
 //! One thread makes every decision, from the queue of events; the other threads only feed the queue.
 
 use super::events::{Events, LaunchEvent};
 use super::guard::Guard;
-use super::outcome::{Failure, Outcome};
+use super::job::Job;
+use super::outcome::{End, Failure, Outcome, Then, Witness};
+use super::placement::Placement;
 use super::rank::Rank;
-use super::report;
-use super::signals;
+use super::reports::Diagnosis;
+use super::{report, signals, status};
+use crate::log::say;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// Time for ranks to end after SIGTERM before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+/// Longest wait, between a failure and the request to end, for the flight records of the other ranks and for the end of the rank at
+/// fault.
+const SETTLING: Duration = Duration::from_secs(2);
 /// Interval between checks whether the last output has been passed on.
 const OUTPUT_POLL: Duration = Duration::from_millis(2);
 
@@ -25,6 +30,12 @@ pub struct Started {
 /// The state of an attempt.
 enum Phase {
     Running,
+    /// The rank with this index has failed. The others are ended soon, at `until` the latest: they write their flight records, and the
+    /// rank at fault may still be printing a backtrace.
+    Settling {
+        first: usize,
+        until: Instant,
+    },
     /// The ranks were sent a signal to end; at `kill_at` they are killed.
     Ending {
         outcome: Outcome,
@@ -32,21 +43,53 @@ enum Phase {
     },
 }
 
-/// Supervises the ranks of this node from their start to their end.
-pub struct Supervisor<'a> {
-    started: Instant,
-    deadline: Option<Instant>,
-    job: Started,
-    events: &'a Events,
-    phase: Phase,
+/// The rank at fault for a failure.
+enum Culprit {
+    /// A rank of this node, by its index.
+    Here(usize),
+    /// A rank of another node, by its number.
+    Elsewhere(usize),
 }
 
-impl Supervisor<'_> {
-    pub fn new(timeout: Option<Duration>, job: Started, events: &Events) -> Supervisor<'_> {
+/// Supervises the ranks of this node from their start to their end.
+pub struct Supervisor<'a> {
+    job: &'a Job,
+    placement: &'a Placement,
+    started: Instant,
+    deadline: Option<Instant>,
+    ranks: Vec<Rank>,
+    /// Ranks that were replaced; some of their output may not be passed on yet.
+    replaced: Vec<Rank>,
+    guard: Guard,
+    events: &'a Events,
+    phase: Phase,
+    /// The first failure after which no rank has ended well, if ranks go on after failures.
+    not_survived: Option<Failure>,
+}
+
+impl<'a> Supervisor<'a> {
+    pub fn new(
+        job: &'a Job,
+        placement: &'a Placement,
+        Started { ranks, guard }: Started,
+        events: &'a Events,
+    ) -> Supervisor<'a> {
         let started = Instant::now();
         // A timeout too long for the clock is none.
-        let deadline = timeout.and_then(|timeout| started.checked_add(timeout));
-        Supervisor { started, deadline, job, events, phase: Phase::Running }
+        let deadline = job.timeout.and_then(|timeout| started.checked_add(timeout));
+        let (replaced, phase) = (Vec::new(), Phase::Running);
+        Supervisor {
+            job,
+            placement,
+            started,
+            deadline,
+            ranks,
+            replaced,
+            guard,
+            events,
+            phase,
+            not_survived: None,
+        }
     }
 
     /// Waits for all ranks to end.
@@ -54,23 +97,34 @@ impl Supervisor<'_> {
     /// Calls `ending` with the reason as soon as the ranks are made to end before their time. It may return
     /// another outcome, which replaces that reason.
     pub fn run(mut self, mut ending: impl FnMut(&Outcome) -> Option<Outcome>) -> Outcome {
-        while self.job.ranks.iter().any(Rank::is_running) {
-            let was_running = matches!(self.phase, Phase::Running);
+        while self.ranks.iter().any(Rank::is_running) {
+            let was_ending = self.is_ending();
             match self.next_event() {
-                Some(LaunchEvent::Ended { index, succeeded }) => {
-                    if let Some(failure) = self.reap(index, succeeded) {
-                        self.end_ranks(Outcome::Failed(failure));
+                Some(LaunchEvent::Ended { index, succeeded }) => self.rank_ended(index, succeeded),
+                Some(LaunchEvent::Reported { report, from }) => {
+                    let index = report.rank.checked_sub(self.placement.first);
+                    let rank = index.and_then(|index| self.ranks.get_mut(index));
+                    if let Some(rank) = rank.filter(|_| report.job == self.placement.job) {
+                        rank.note(report, from);
                     }
                 }
                 Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
-                Some(LaunchEvent::OtherNode(notice)) if was_running => {
-                    self.end_ranks(Outcome::OtherNode(notice))
+                Some(LaunchEvent::OtherNode(notice)) if !was_ending => {
+                    if self.job.keep_going && notice.is_loss() {
+                        say(format_args!(
+                            "phalanx launch: going on without node {}: {}",
+                            notice.node, notice.what
+                        ));
+                    } else {
+                        self.end_ranks(Outcome::OtherNode(notice));
+                    }
                 }
                 Some(LaunchEvent::OtherNode(_) | LaunchEvent::Exchanged(_)) => {}
                 None => self.handle_deadline(),
             }
+            self.settle();
             if let Phase::Ending { outcome, .. } = &mut self.phase
-                && was_running
+                && !was_ending
                 && let Some(replacement) = ending(outcome)
             {
                 *outcome = replacement;
@@ -79,17 +133,32 @@ impl Supervisor<'_> {
         self.conclude()
     }
 
+    /// Kills all ranks.
+    pub fn end_at_once(mut self) {
+        self.ranks.iter_mut().filter(|rank| rank.is_running()).for_each(Rank::kill);
+    }
+
+    fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Ending { .. })
+    }
+
     /// The outcome after all ranks have ended.
     fn conclude(mut self) -> Outcome {
-        let all_succeeded = self.job.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success()));
+        let all_succeeded = self.ranks.iter().all(|rank| rank.status.is_some_and(|s| s.success()));
         let interrupted = self.wait_for_output();
+        let output_error = self.all_ranks().find_map(Rank::take_output_error);
         let outcome = match self.phase {
-            Phase::Running => Outcome::Success,
+            Phase::Running | Phase::Settling { .. } => match self.not_survived {
+                None => Outcome::Success,
+                Some(failure) => {
+                    report::print_not_survived(&failure);
+                    Outcome::Failed(failure)
+                }
+            },
             // Ranks that handled the signal and exited with status 0 have not failed.
             Phase::Ending { outcome: Outcome::Interrupted { .. }, .. } if all_succeeded => Outcome::Success,
             Phase::Ending { outcome, .. } => outcome,
         };
-        let output_error = self.job.ranks.iter().find_map(Rank::take_output_error);
         match (outcome, interrupted, output_error) {
             (Outcome::Success, Some(signal), _) => Outcome::Interrupted { signal },
             (Outcome::Success, None, Some(error)) => Outcome::OutputLost(error),
@@ -100,10 +169,15 @@ impl Supervisor<'_> {
         }
     }
 
+    /// All ranks, with those that were replaced.
+    fn all_ranks(&self) -> impl Iterator<Item = &Rank> {
+        self.replaced.iter().chain(&self.ranks)
+    }
+
     /// Waits until the ranks' output has been passed on, however slow its reader is. A signal that ends the
     /// job ends the wait and is returned.
     fn wait_for_output(&mut self) -> Option<i32> {
-        while !self.job.ranks.iter().all(Rank::is_silent) {
+        while !self.all_ranks().all(Rank::is_silent) {
             match self.events.next(Some(Instant::now() + OUTPUT_POLL)) {
                 Some(LaunchEvent::Signal(signal)) if signals::is_ending(signal) => return Some(signal),
                 Some(LaunchEvent::Signal(signal)) => self.handle_signal(signal),
@@ -117,27 +191,160 @@ impl Supervisor<'_> {
     fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
             Phase::Running => self.deadline,
+            Phase::Settling { until, .. } => Some(*until),
             Phase::Ending { kill_at, .. } => *kill_at,
         };
         self.events.next(deadline)
     }
 
-    /// Reaps a rank. Returns the failure if the rank is the first to fail.
-    fn reap(&mut self, index: usize, succeeded: bool) -> Option<Failure> {
-        let is_ending = matches!(self.phase, Phase::Ending { .. });
-        let rank = &mut self.job.ranks[index];
+    /// Reaps a rank, and reacts to its end.
+    fn rank_ended(&mut self, index: usize, succeeded: bool) {
+        let is_ending = self.is_ending();
+        let rank = &mut self.ranks[index];
         if is_ending || !succeeded {
             // Its descendants end with it. Before it is reaped, the group cannot be another process's.
             rank.signal(Signal::KILL);
         }
         let status = rank.reap().expect("a child that has ended can be waited for");
-        self.job.guard.forget(rank.group());
-        if is_ending || status.success() {
-            return None;
+        self.guard.forget(rank.group());
+        if !matches!(self.phase, Phase::Running) {
+            return;
         }
-        let (number, last_lines, log) = (rank.number(), rank.last_lines(), rank.log().map(ToOwned::to_owned));
-        let others = self.job.ranks.iter().filter(|rank| rank.is_running()).count();
-        Some(Failure { rank: number, status, after: self.started.elapsed(), others, last_lines, log })
+        if status.success() {
+            self.not_survived = None;
+        } else if self.job.restarts.most > self.job.restarts.done() {
+            self.restart(index);
+        } else if self.job.keep_going {
+            self.go_on(index, Then::GoOn);
+        } else {
+            self.begin_to_settle(index);
+        }
+    }
+
+    /// Lets the others go on after a failure.
+    fn go_on(&mut self, index: usize, then: Then) {
+        let failure = self.failure(index, then);
+        report::print_failure(&failure);
+        self.not_survived.get_or_insert(failure);
+    }
+
+    /// Starts a new process in the place of a rank that has failed; or all ranks, if there is none that could take it in.
+    fn restart(&mut self, index: usize) {
+        let restarts = &self.job.restarts;
+        restarts.take();
+        let (restart, most) = (restarts.done(), restarts.most);
+        if self.ranks[index].is_missing_at_start() || !self.ranks.iter().any(Rank::can_take_in_others) {
+            let failure = self.failure(index, Then::StartOver { restart, most });
+            return self.end_ranks(Outcome::Failed(failure));
+        }
+        self.go_on(index, Then::Replace { restart, most });
+        let started = Rank::start(self.job, self.placement, index, self.events.reports(), true);
+        let started = started.and_then(|mut rank| match rank.watch(index, self.events) {
+            Ok(()) => Ok(rank),
+            Err(error) => {
+                rank.kill();
+                Err(error)
+            }
+        });
+        match started {
+            Ok(rank) => {
+                self.guard.watch(rank.group());
+                self.replaced.push(std::mem::replace(&mut self.ranks[index], rank));
+            }
+            Err(error) => self.end_ranks(Outcome::NotStarted(error)),
+        }
+    }
+
+    /// The first failure: asks the others for their flight records, before they are ended.
+    fn begin_to_settle(&mut self, first: usize) {
+        if let Some(reports) = self.events.reports() {
+            self.ranks.iter_mut().for_each(|rank| rank.request_records(reports));
+        }
+        self.phase = Phase::Settling { first, until: Instant::now() + SETTLING };
+    }
+
+    /// Ends the others once there is nothing left to wait for.
+    fn settle(&mut self) {
+        let Phase::Settling { first, until } = self.phase else { return };
+        let culprit_runs =
+            || matches!(self.blame(first).0, Culprit::Here(index) if self.ranks[index].is_running());
+        let is_settled = !self.ranks.iter().any(Rank::is_writing_records) && !culprit_runs();
+        if is_settled || Instant::now() >= until {
+            let could_go_on = self.ranks.iter().any(|rank| rank.is_running() && rank.has_joined());
+            let failure = self.failure(first, Then::EndOthers { could_go_on });
+            self.end_ranks(Outcome::Failed(failure));
+        }
+    }
+
+    /// Finds the rank at fault for the end of the rank that failed first. The first to end is not always the first to fail: the ranks'
+    /// own diagnoses lead from one to the other.
+    fn blame(&self, first: usize) -> (Culprit, Option<Witness>) {
+        let (mut at, mut seen, mut witness) = (first, vec![first], None);
+        while let Some(diagnosis) = self.ranks[at].diagnosis() {
+            let found = self.culprit_of(diagnosis);
+            if let Some(Culprit::Here(index)) = found
+                && seen.contains(&index)
+            {
+                break;
+            }
+            let Some(culprit) = found else { break };
+            witness = Some(Witness { rank: self.ranks[at].number(), why: diagnosis.why.clone() });
+            match culprit {
+                Culprit::Here(index) => at = index,
+                Culprit::Elsewhere(_) => return (culprit, witness),
+            }
+            seen.push(at);
+        }
+        (Culprit::Here(at), witness)
+    }
+
+    /// The rank that a diagnosis names: by its process, or else by its number.
+    fn culprit_of(&self, diagnosis: &Diagnosis) -> Option<Culprit> {
+        let has = |process: &u32| self.ranks.iter().position(|rank| rank.has_process(*process));
+        if let Some(index) = diagnosis.processes.iter().find_map(has) {
+            return Some(Culprit::Here(index));
+        }
+        let number = *diagnosis.ranks.first()?;
+        let here = self.ranks.iter().position(|rank| rank.number() == number);
+        Some(here.map_or(Culprit::Elsewhere(number), Culprit::Here))
+    }
+
+    /// Describes the failure that began with the end of this rank.
+    fn failure(&self, first: usize, then: Then) -> Failure {
+        let own_status = self.ranks[first].status.expect("it has ended");
+        let code = status::exit_code(own_status);
+        let others = self.ranks.iter().filter(|rank| rank.is_running()).count();
+        // A rank that goes on after failures is responsible for its own.
+        let (culprit, witness) = match then {
+            Then::EndOthers { .. } => self.blame(first),
+            Then::GoOn | Then::Replace { .. } | Then::StartOver { .. } => (Culprit::Here(first), None),
+        };
+        let index = match culprit {
+            Culprit::Here(index) => index,
+            Culprit::Elsewhere(rank) => {
+                let (end, after) = (End::Elsewhere, self.started.elapsed());
+                let (last_lines, log) = (Vec::new(), None);
+                return Failure { rank, end, after, exit_code: code, others, then, last_lines, log, witness };
+            }
+        };
+        let rank = &self.ranks[index];
+        let end = rank.status.map_or(End::StillRuns, End::Status);
+        let exit_code = match rank.status.map(status::exit_code) {
+            None | Some(0) => code,
+            Some(code) => code,
+        };
+        let after = rank.ended().map_or_else(|| self.started.elapsed(), |ended| ended - self.started);
+        Failure {
+            rank: rank.number(),
+            end,
+            after,
+            exit_code,
+            others,
+            then,
+            last_lines: rank.last_lines(),
+            log: rank.log().map(ToOwned::to_owned),
+            witness,
+        }
     }
 
     fn handle_signal(&mut self, signal: i32) {
@@ -153,7 +360,7 @@ impl Supervisor<'_> {
 
     /// Forwards the first signal that ends the job, and kills the ranks at the second.
     fn interrupt(&mut self, signal: i32) {
-        let is_second = matches!(self.phase, Phase::Ending { .. });
+        let is_second = self.is_ending();
         let signal_to_send = if is_second { None } else { Signal::from_named_raw(signal) };
         self.signal_all(signal_to_send.unwrap_or(Signal::KILL));
         if !is_second {
@@ -164,10 +371,12 @@ impl Supervisor<'_> {
     }
 
     fn handle_deadline(&mut self) {
-        let running = self.job.ranks.iter().filter(|rank| rank.is_running()).map(Rank::number).collect();
+        let running = self.ranks.iter().filter(|rank| rank.is_running()).map(Rank::number).collect();
         let timed_out = Outcome::TimedOut { after: self.started.elapsed(), running };
         match &mut self.phase {
             Phase::Running => self.end_ranks(timed_out),
+            // `settle` ends it.
+            Phase::Settling { .. } => {}
             Phase::Ending { outcome, kill_at } => {
                 *kill_at = None;
                 if matches!(outcome, Outcome::Interrupted { .. }) {
@@ -181,7 +390,7 @@ impl Supervisor<'_> {
     fn end_ranks(&mut self, outcome: Outcome) {
         self.signal_all(Signal::TERM);
         self.continue_all();
-        self.phase = Phase::Ending { outcome, kill_at: Some(Instant::now() + GRACE) };
+        self.phase = Phase::Ending { outcome, kill_at: Instant::now().checked_add(self.job.grace) };
     }
 
     /// A stopped rank handles no other signal.
@@ -190,7 +399,7 @@ impl Supervisor<'_> {
     }
 
     fn signal_all(&self, signal: Signal) {
-        for rank in &self.job.ranks {
+        for rank in &self.ranks {
             rank.signal(signal);
         }
     }

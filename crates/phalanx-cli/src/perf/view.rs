@@ -120,10 +120,10 @@ unsafe impl<T: Element> Source for Typed<&View<'_>, T> {
     }
 
     #[inline]
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
+    fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
         match &self.view.memory {
-            Memory::Host(memory) => Source::lend(*memory, lane),
-            Memory::Device(memory) => Source::lend(memory, lane),
+            Memory::Host(memory) => Source::lend(*memory, stream),
+            Memory::Device(memory) => Source::lend(memory, stream),
         }
     }
 }
@@ -141,10 +141,10 @@ unsafe impl<T: Element> Source for Typed<&mut ViewMut<'_>, T> {
     }
 
     #[inline]
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
+    fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
         match &self.view.memory {
-            MemoryMut::Host(memory) => Source::lend(*memory, lane),
-            MemoryMut::Device(memory) => Source::lend(memory, lane),
+            MemoryMut::Host(memory) => Source::lend(*memory, stream),
+            MemoryMut::Device(memory) => Source::lend(memory, stream),
         }
     }
 }
@@ -152,10 +152,10 @@ unsafe impl<T: Element> Source for Typed<&mut ViewMut<'_>, T> {
 // SAFETY: as above, and the view is borrowed exclusively.
 unsafe impl<T: Element> Target for Typed<&mut ViewMut<'_>, T> {
     #[inline]
-    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
+    fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
         match &mut self.view.memory {
-            MemoryMut::Host(memory) => Target::lend_mut(*memory, lane),
-            MemoryMut::Device(memory) => Target::lend_mut(memory, lane),
+            MemoryMut::Host(memory) => Target::lend_mut(*memory, stream),
+            MemoryMut::Device(memory) => Target::lend_mut(memory, stream),
         }
     }
 }

@@ -18,6 +18,8 @@ pub fn trials() -> Vec<Trial> {
     add("ranks_are_numbered_over_the_nodes", ranks_are_numbered_over_the_nodes);
     add("nodes_of_one_host_share_memory", nodes_of_one_host_share_memory);
     add("a_failure_ends_all_nodes", a_failure_ends_all_nodes);
+    add("a_failure_lets_all_nodes_go_on_with_the_option", a_failure_lets_all_nodes_go_on);
+    add("a_lost_node_lets_the_others_go_on_with_the_option", a_lost_node_lets_the_others_go_on);
     add("a_program_that_cannot_be_started_ends_all_nodes", a_program_that_cannot_be_started);
     add("a_restart_restarts_all_nodes", a_restart_restarts_all_nodes);
     add("a_signal_to_one_launcher_ends_all_nodes", a_signal_to_one_launcher);
@@ -126,6 +128,41 @@ fn a_failure_ends_all_nodes(job: &Job) -> Result<(), Failed> {
         return Err(format!("it took {:?}", started.elapsed()).into());
     }
     Ok(())
+}
+
+fn a_failure_lets_all_nodes_go_on(job: &Job) -> Result<(), Failed> {
+    let failed = job.folder.path().join("failed").display().to_string();
+    let first = job.shell(
+        0,
+        "-n 1 --keep-going",
+        &format!("while [ ! -e {failed} ]; do sleep 0.01; done; echo done"),
+    );
+    let second = job.shell(1, "-n 1 --keep-going", &format!("echo > {failed}; exit 7"));
+    let ((code, a), (other, b)) = (first.end()?, second.end()?);
+    // The other node's rank has survived the failure.
+    equal((code, other), (Some(0), Some(0)), &format!("{a}{b}"))?;
+    says(&a, "[0] done")?;
+    says(&b, "rank 1 failed: exit status 7")
+}
+
+fn a_lost_node_lets_the_others_go_on(job: &Job) -> Result<(), Failed> {
+    let at = |name: &str| job.folder.path().join(name).display().to_string();
+    let script = format!(
+        "echo $$ > {0}; while [ ! -e {1} ]; do sleep 0.01; done; echo done",
+        at("$PHALANX_RANK"),
+        at("go")
+    );
+    let first = job.shell(0, "-n 1 --keep-going", &script);
+    let mut second = job.shell(1, "-n 1 --keep-going", &script);
+    eventually("both run", || {
+        (0..2).all(|rank| number_in(&job.folder.path().join(rank.to_string())).is_some())
+    });
+    second.kill();
+    first.wait_for("going on without node 1")?;
+    std::fs::write(at("go"), "")?;
+    let (code, said) = first.end()?;
+    equal(code, Some(0), &said)?;
+    says(&said, "[0] done")
 }
 
 fn a_program_that_cannot_be_started(job: &Job) -> Result<(), Failed> {

@@ -96,11 +96,3 @@ pub fn region() -> Result<u64, String> {
 pub fn region() -> Result<u64, String> {
     Err("there are no shared regions here".to_owned())
 }
-
-/// Shared memory objects of this library that have a name. (Its sockets are abstract: they end with the
-/// processes that have them open.)
-pub fn names() -> Result<Vec<String>, String> {
-    let entries = std::fs::read_dir("/dev/shm").map_err(|error| format!("/dev/shm: {error}"))?;
-    let files = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
-    Ok(files.filter(|name| name.to_lowercase().contains("phalanx")).collect())
-}

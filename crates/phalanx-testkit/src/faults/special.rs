@@ -28,7 +28,7 @@ mod linux {
     use crate::fault::Fault;
     use crate::faults::Backend;
     use crate::faults::common::{DEADLINE, Ground, all_within, has, one_verdict, report, says};
-    use crate::processes::{Launch, describe, phase};
+    use crate::processes::{Ended, Launch, World, describe, phase};
     use crate::random::Random;
     use crate::scenario::Outcome;
     use crate::{Fields, Scenario, threads, verdict};
@@ -73,8 +73,11 @@ mod linux {
         cases.push(Case::new("processes/limits/full_shm", full).ignored(cannot_mount()));
         cases.extend(two_aborts_cases(Backend::Host));
         cases.push(Case::new("processes/limits/memory_inside_an_operation", expect_refused));
-        cases.push(Case::new("processes/stopped/for_longer_than_allowed", || expect_stopped(None)));
-        cases.push(Case::new("processes/stopped/for_a_while", || expect_stopped(Some("60"))));
+        cases.push(Case::new("processes/stopped/for_longer_than_allowed", expect_stopped));
+        let for_a_while = || expect_waited_for(Some("60"), [Fault::Stop, Fault::Continue], "is stopped");
+        cases.push(Case::new("processes/stopped/for_a_while", for_a_while));
+        let debugged = || expect_waited_for(None, [Fault::Hold, Fault::Release], "is held by a debugger");
+        cases.push(Case::new("processes/stopped/by_a_debugger", debugged));
         cases.push(Case::new("processes/stopped/all_together", expect_held_up));
         cases.push(Case::new("processes/only_messages", expect_only_messages));
         cases
@@ -339,42 +342,52 @@ mod linux {
         }
     }
 
-    /// A peer may be stopped for as long as it is allowed to be, which is not long unless somebody says so.
-    fn expect_stopped(limit: Option<&str>) -> Result<(), String> {
+    /// Three ranks at work.
+    fn working(limit: Option<&str>) -> Result<World, String> {
         let launch = Launch::new("special/stopped", 3).deadline(DEADLINE);
         let launch =
             limit.into_iter().fold(launch, |launch, limit| launch.env("PHALANX_STOPPED_TIMEOUT", limit));
         let mut world = launch.start()?;
-        for rank in 0..3 {
-            world.await_phase(rank, "working")?;
-        }
-        world.inject(1, Fault::Stop)?;
-        if limit.is_some() {
-            // Within two seconds it is named, and the rest is for a machine with much else to do.
-            std::thread::sleep(Duration::from_millis(2400));
-        } else {
-            world.await_phase(0, "failed")?;
-            world.await_phase(2, "failed")?;
-        }
-        world.inject(1, Fault::Continue)?;
-        let ended = world.finish();
+        (0..3).try_for_each(|rank| world.await_phase(rank, "working"))?;
+        Ok(world)
+    }
+
+    fn reports(ended: &[Ended]) -> Result<Vec<String>, String> {
         let reports: Result<Vec<String>, String> = ended.iter().map(|rank| rank.outcome.clone()).collect();
-        let reports = reports.map_err(|_| describe(&ended))?;
+        reports.map_err(|_| describe(ended))
+    }
+
+    /// A peer that is stopped is at fault, unless somebody says that it may be.
+    fn expect_stopped() -> Result<(), String> {
+        let mut world = working(None)?;
+        world.inject(1, Fault::Stop)?;
+        world.await_phase(0, "failed")?;
+        world.await_phase(2, "failed")?;
+        world.inject(1, Fault::Continue)?;
+        let reports = reports(&world.finish())?;
         let verdict = one_verdict(&reports, 3)?;
-        if limit.is_some() {
-            has(&verdict, "kind", "worked")?;
-            let warned = |output: &str| output.contains("rank 1, process") && output.contains("is stopped");
-            return match ended.iter().find(|rank| rank.rank != 1 && !warned(&rank.output)) {
-                None => Ok(()),
-                Some(rank) => {
-                    Err(format!("rank {} does not say who is stopped:{}", rank.rank, describe(&ended)))
-                }
-            };
-        }
         has(&verdict, "kind", "peer")?;
         has(&verdict, "event", "Stopped")?;
         has(&verdict, "rank", 1)?;
         all_within(&[reports[0].clone(), reports[2].clone()], Duration::from_millis(2500))
+    }
+
+    /// A peer that may be stopped, or that a debugger holds, is waited for; a warning says who it is.
+    fn expect_waited_for(limit: Option<&str>, [stop, go_on]: [Fault; 2], how: &str) -> Result<(), String> {
+        let mut world = working(limit)?;
+        world.inject(1, stop)?;
+        // Within two seconds it is named, and the rest is for a machine with much else to do.
+        std::thread::sleep(Duration::from_millis(2400));
+        world.inject(1, go_on)?;
+        let ended = world.finish();
+        has(&one_verdict(&reports(&ended)?, 3)?, "kind", "worked")?;
+        let warned = |output: &str| output.contains("rank 1, process") && output.contains(how);
+        match ended.iter().find(|rank| rank.rank != 1 && !warned(&rank.output)) {
+            None => Ok(()),
+            Some(rank) => {
+                Err(format!("rank {} does not say that rank 1 {how}:{}", rank.rank, describe(&ended)))
+            }
+        }
     }
 
     /// Everybody waits for rank 0 most of the time.

@@ -164,20 +164,20 @@ unsafe impl<T: Number> Source for Buffer<T> {
         }
     }
 
-    fn lend<'a>(&'a self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
+    fn lend<'a>(&'a self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Buffer::Empty(vec) => vec.lend(lane),
-            Buffer::Device(slice) => slice.lend(lane),
+            Buffer::Empty(vec) => vec.lend(stream),
+            Buffer::Device(slice) => slice.lend(stream),
         }
     }
 }
 
 // SAFETY: as above.
 unsafe impl<T: Number> Target for Buffer<T> {
-    fn lend_mut<'a>(&'a mut self, lane: &'a Stream) -> phalanx::Result<Loan<'a>> {
+    fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Buffer::Empty(vec) => vec.lend_mut(lane),
-            Buffer::Device(slice) => slice.lend_mut(lane),
+            Buffer::Empty(vec) => vec.lend_mut(stream),
+            Buffer::Device(slice) => slice.lend_mut(stream),
         }
     }
 }

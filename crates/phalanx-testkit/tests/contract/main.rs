@@ -9,6 +9,7 @@ mod communicators;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod extremes;
+mod float_modes;
 mod jobs;
 mod matrix;
 mod messages;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         portable::SCENARIOS,
         portable::BOUNDED,
         extremes::SCENARIOS,
+        float_modes::SCENARIOS,
         rounds::SCENARIOS,
         jobs::SCENARIOS,
         #[cfg(target_os = "linux")]
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         programs::trials(),
         portable::trials(),
         extremes::trials(),
+        float_modes::trials(),
         rounds::trials(),
         mpi::trials(),
         on_gpus(),

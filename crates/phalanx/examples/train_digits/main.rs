@@ -4,7 +4,10 @@
 //! ```text
 //! cargo run --release -p phalanx --example train_digits -- --ranks 4          ranks as threads
 //! phalanx launch -n 4 -- target/release/examples/train_digits                 ranks as processes
+//! phalanx launch -n 4 --restarts 2 -- target/release/examples/train_digits --rebuild
 //! ```
+//!
+//! In the last form two ranks may be killed: each is started anew and takes the others' state, and the result is the same, bit for bit.
 
 mod digits;
 mod network;
@@ -15,7 +18,7 @@ mod training;
 use options::Options;
 use phalanx::Comm;
 use std::process::ExitCode;
-use training::train;
+use training::Training;
 
 /// What rank 0's held-out accuracy must reach for the program to succeed.
 const REQUIRED_ACCURACY: f32 = 0.95;
@@ -48,14 +51,24 @@ fn run(options: &Options) -> Result<()> {
     phalanx::run(ranks, |comm| one_rank(comm, options))?.into_iter().collect()
 }
 
-fn one_rank(comm: Comm, options: &Options) -> Result<()> {
+fn one_rank(mut comm: Comm, options: &Options) -> Result<()> {
     let data = digits::load(options.data.as_deref())?;
-    let outcome = train(&comm, &data, options.epochs)?;
+    let mut training = Training::new();
+    loop {
+        match training.run(&comm, &data, options.epochs) {
+            Ok(()) => break,
+            // A rank is lost. The launcher starts a new process in its place, whose `init` joins here.
+            Err(error) if error.is_fatal() && options.rebuild => comm = comm.rebuild()?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    training.check_all_equal(&comm)?;
     comm.finalize()?;
-    if outcome.accuracy < REQUIRED_ACCURACY {
+    let accuracy = training.accuracy(&data);
+    if accuracy < REQUIRED_ACCURACY {
         return Err(format!(
             "the held-out accuracy is {:.2} %, {:.0} % are required",
-            100.0 * outcome.accuracy,
+            100.0 * accuracy,
             100.0 * REQUIRED_ACCURACY
         )
         .into());

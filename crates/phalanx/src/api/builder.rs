@@ -161,7 +161,7 @@ impl Builder {
     pub fn join(self) -> Result<Comm> {
         let settings = self.settings()?;
         watch::begin()?;
-        start::join_grown(settings).map(Comm::from)
+        start::join(&settings).map(Comm::from)
     }
 
     /// Runs ranks as threads: [`phalanx::run`](crate::run) with these settings.

@@ -286,7 +286,7 @@ impl<'a> Call<'a> {
     /// Adds the buffers.
     #[inline(always)]
     pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, stream: &Stream) -> Call<'a> {
-        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send.span(), recv.span())
+        Call { dtype: T::DTYPE, stream: stream.raw(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// Adds the one buffer of an in-place call: the smaller of send and recv is `rank`'s block in the larger.
@@ -300,6 +300,6 @@ impl<'a> Call<'a> {
             ReduceScatter | Scatter | ReduceScatterV | ScatterV => (whole, own()),
             _ => (whole, whole),
         };
-        Call { dtype: T::DTYPE, stream: stream.stream(), ..self }.with_buffers(send, recv)
+        Call { dtype: T::DTYPE, stream: stream.raw(), ..self }.with_buffers(send, recv)
     }
 }

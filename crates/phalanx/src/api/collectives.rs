@@ -276,13 +276,13 @@ impl Comm {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
-        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.lane).configured(&self.lane))
+        let (send, recv) = (send.lend(&self.stream)?, recv.lend_mut(&self.stream)?);
+        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.stream).configured(&self.stream))
     }
 
     #[inline(always)]
     fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
-        let loan = buf.lend_mut(&self.lane)?;
-        self.run_call(&call.inside::<R::Elem>(&loan, &self.lane, self.rank()).configured(&self.lane))
+        let loan = buf.lend_mut(&self.stream)?;
+        self.run_call(&call.inside::<R::Elem>(&loan, &self.stream, self.rank()).configured(&self.stream))
     }
 }

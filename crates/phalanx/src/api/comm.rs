@@ -39,7 +39,7 @@ use std::time::Duration;
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
-    pub(crate) lane: Stream,
+    pub(crate) stream: Stream,
     pub(crate) recorder: Arc<Recorder>,
     shape: Shape,
     /// Deadline override of a view; `None` means the communicator's.
@@ -61,12 +61,13 @@ impl Comm {
         let shape = Shape { rank: backend.rank(), world_size: backend.world_size() };
         backend.set_name(&name);
         let recorder = Recorder::new(backend.kind(), name, shape.rank, shape.world_size);
+        recorder.set_members(&backend);
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));
-        let lane = backend.lane();
+        let stream = backend.stream();
         Comm {
             backend,
             requests,
-            lane,
+            stream,
             recorder,
             shape,
             deadline: None,
@@ -125,7 +126,7 @@ impl Comm {
     ///
     /// The ranks need not agree on the deadline: the first that passes fails the operation for all.
     pub fn within(&self, timeout: Duration) -> View<'_> {
-        View::of(self, self.lane.clone(), Some(timeout))
+        View::of(self, self.stream.clone(), Some(timeout))
     }
 
     /// Applies the view's deadline to this thread's waits while the value lives.
@@ -162,7 +163,7 @@ impl Comm {
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
-        self.backend.sync()
+        self.backend.sync().inspect_err(|error| self.recorder.failed(error))
     }
 
     /// Allocates `len` zeros of the host memory in which operations are fastest.
@@ -194,7 +195,7 @@ impl Comm {
         #[cfg(feature = "_gpu")]
         match self.backend.make_portable() {
             None => {}
-            Some(Ok(lane)) => self.lane = lane,
+            Some(Ok(stream)) => self.stream = stream,
             Some(Err(error)) => {
                 crate::os::log::warn!("the communicator stays on the default stream: {error}")
             }
@@ -226,12 +227,10 @@ impl Comm {
     where
         GpuStream: From<&'s S>,
     {
-        let mut lane = self.lane.clone();
         let stream = GpuStream::from(stream);
-        if self.backend.adopt(&stream)? {
-            lane = lane.with_stream(stream);
-        }
-        Ok(self.with_lane(lane))
+        let adopted = self.backend.adopt(&stream)?;
+        let own = self.stream.clone();
+        Ok(self.with_stream(if adopted { own.with_stream(stream) } else { own }))
     }
 
     #[cfg(feature = "_gpu")]
@@ -247,22 +246,22 @@ impl Comm {
     }
 
     #[cfg(feature = "_gpu")]
-    pub(crate) fn with_lane(&self, lane: Stream) -> View<'_> {
-        View::of(self, lane, self.deadline)
+    pub(crate) fn with_stream(&self, stream: Stream) -> View<'_> {
+        View::of(self, stream, self.deadline)
     }
 
     /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
     /// `comm.cuda_stream().unwrap().alloc_zeros(…)`.
     #[cfg(feature = "cuda")]
     pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
-        self.lane.cuda_stream()
+        self.stream.cuda_stream()
     }
 
     /// The stream on which operations on GPU memory are enqueued; `None` without an AMD GPU. It allocates:
     /// `comm.hip_stream().unwrap().alloc_zeros(…)`.
     #[cfg(feature = "rccl")]
     pub fn hip_stream(&self) -> Option<&crate::gpu::hip::Stream> {
-        self.lane.hip_stream()
+        self.stream.hip_stream()
     }
 
     /// The number of this rank's GPU in its process; `None` without a GPU.
@@ -306,11 +305,11 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn of(comm: &'a Comm, lane: Stream, deadline: Option<Duration>) -> View<'a> {
+    fn of(comm: &'a Comm, stream: Stream, deadline: Option<Duration>) -> View<'a> {
         let comm = Comm {
             backend: comm.backend.clone(),
             requests: comm.requests.clone(),
-            lane: lane.within(deadline),
+            stream: stream.within(deadline),
             recorder: comm.recorder.clone(),
             shape: comm.shape,
             deadline,

@@ -222,7 +222,7 @@ impl<'env> CommGroup<'_, 'env> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
     {
-        let stream = &self.comm.lane;
+        let stream = &self.comm.stream;
         let (send, recv) = (send.lend(stream)?, recv.lend_mut(stream)?);
         let call = call.between::<S::Elem>(&send, &recv, stream).configured(stream);
         self.push(call, [send, recv]);
@@ -230,7 +230,7 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     pub(super) fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
-        let stream = &self.comm.lane;
+        let stream = &self.comm.stream;
         let loan = buf.lend_mut(stream)?;
         let call = call.inside::<R::Elem>(&loan, stream, self.comm.rank()).configured(stream);
         self.push(call, [loan]);
@@ -250,7 +250,7 @@ impl<'env> CommGroup<'_, 'env> {
     /// See [`Comm::send_tagged`].
     pub fn send_tagged<S: Source + ?Sized>(&mut self, buf: &'env S, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("send", "peer", peer)?;
-        let stream = &self.comm.lane;
+        let stream = &self.comm.stream;
         let loan = buf.lend(stream)?;
         self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &loan, stream, peer, tag)));
         self.group.loans.push(loan);
@@ -260,7 +260,7 @@ impl<'env> CommGroup<'_, 'env> {
     /// See [`Comm::recv_tagged`].
     pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("recv", "peer", peer)?;
-        let (stream, count) = (&self.comm.lane, buf.len());
+        let (stream, count) = (&self.comm.stream, buf.len());
         let loan = buf.lend_mut(stream)?;
         self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &loan, stream, peer, tag)));
         self.group.loans.push(loan);

@@ -8,6 +8,9 @@ use crate::types::error::Result;
 /// Understands `phalanx launch`, torchrun, the launchers of MPI, and Slurm. [`choose`](crate::choose) says what it would do and
 /// why. A program with a launcher of its own gives its rank with [`Builder::place`](crate::Builder::place) or [`Builder::unique_id`](crate::Builder::unique_id).
 /// Waits with the usual deadline until all ranks have come; the error names the missing ranks.
+///
+/// Under `phalanx launch --restarts` a process may replace a failed rank. It then gets the communicator that the survivors make
+/// with [`Comm::rebuild`].
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }

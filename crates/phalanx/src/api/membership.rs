@@ -2,7 +2,9 @@
 
 use super::comm::Comm;
 use crate::contract::{Call, Operation, grown_name};
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
+use crate::watch::launcher;
+use std::time::Instant;
 
 impl Comm {
     /// Splits this communicator into one for each colour.
@@ -42,6 +44,7 @@ impl Comm {
         let limited = self.limited();
         let (backend, number) = self.backend.shrink()?;
         drop(limited);
+        launcher::joined(None);
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
@@ -71,11 +74,25 @@ impl Comm {
 
     /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
     /// The survivors keep their order and come first.
+    ///
+    /// If a rank or a newcomer is lost meanwhile, the others begin again, up to the [deadline](Comm::timeout). Under `phalanx
+    /// launch --restarts` the newcomers are started by the launcher, and get their communicator from
+    /// [`phalanx::init`](crate::init).
     pub fn rebuild(&self) -> Result<Comm> {
-        let survivors = self.shrink()?;
-        match self.world_size() - survivors.world_size() {
-            0 => Ok(survivors),
-            joiners => survivors.within(self.timeout()).grow(joiners),
+        let since = Instant::now();
+        let mut survivors = self.shrink()?;
+        loop {
+            let joiners = self.world_size() - survivors.world_size();
+            if joiners == 0 {
+                return Ok(survivors);
+            }
+            let left = self.timeout().saturating_sub(since.elapsed());
+            match survivors.within(left).grow(joiners) {
+                Err(error) if since.elapsed() >= self.timeout() => return Err(error),
+                Err(error) if error.is_fatal() => survivors = survivors.shrink()?,
+                Err(Error::Bootstrap(_)) => {}
+                grown => return grown,
+            }
         }
     }
 }
@@ -84,7 +101,6 @@ impl Comm {
 mod tests {
     use super::*;
     use crate::contract::BackendKind;
-    use crate::types::error::Error;
 
     #[test]
     fn what_is_refused_at_once_counts_nowhere() {

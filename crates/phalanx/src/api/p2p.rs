@@ -19,7 +19,7 @@ pub(crate) fn sending<T: Element>(
 ) -> Transfer {
     let span = loan.span();
     let direction = Direction::Send(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.raw() }
 }
 
 /// The transfer that receives into a borrowed buffer.
@@ -32,7 +32,7 @@ pub(crate) fn receiving<T: Element>(
 ) -> Transfer {
     let span = loan.span();
     let direction = Direction::Recv(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.stream() }
+    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.raw() }
 }
 
 /// Waits for all messages, even if some fail; answers the first error. The other communicators' messages advance during each
@@ -83,18 +83,18 @@ impl Comm {
     /// [`send`](Comm::send) with a tag.
     pub fn send_tagged<S: Source + ?Sized>(&self, buf: &S, peer: usize, tag: u32) -> Result<()> {
         self.check_other("send", peer)?;
-        let loan = buf.lend(&self.lane)?;
+        let loan = buf.lend(&self.stream)?;
         // SAFETY: the buffer is borrowed until this returns.
-        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &loan, &self.lane, peer, tag)) }
+        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &loan, &self.stream, peer, tag)) }
     }
 
     /// [`recv`](Comm::recv) with a tag.
     pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
         let count = buf.len();
-        let loan = buf.lend_mut(&self.lane)?;
+        let loan = buf.lend_mut(&self.stream)?;
         // SAFETY: the buffer is borrowed until this returns.
-        unsafe { self.transfer(receiving::<R::Elem>(count, &loan, &self.lane, peer, tag)) }
+        unsafe { self.transfer(receiving::<R::Elem>(count, &loan, &self.stream, peer, tag)) }
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
@@ -123,9 +123,9 @@ impl Comm {
         self.shape().check_rank("send_recv", "destination", dest)?;
         self.shape().check_rank("send_recv", "source", source)?;
         let (count, expected) = (send.len(), recv.len());
-        let (send, recv) = (send.lend(&self.lane)?, recv.lend_mut(&self.lane)?);
-        let receive = receiving::<S::Elem>(expected, &recv, &self.lane, source, tag);
-        let send = sending::<S::Elem>(count, &send, &self.lane, dest, tag);
+        let (send, recv) = (send.lend(&self.stream)?, recv.lend_mut(&self.stream)?);
+        let receive = receiving::<S::Elem>(expected, &recv, &self.stream, source, tag);
+        let send = sending::<S::Elem>(count, &send, &self.stream, dest, tag);
         // SAFETY: both buffers are borrowed until both transfers are settled, below.
         let [received, sent] = unsafe { self.post_both([receive, send]) };
         let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));

@@ -3,10 +3,6 @@
 #[cfg(feature = "cuda")]
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
-#[cfg(feature = "cuda")]
-use std::marker::PhantomData;
-#[cfg(feature = "cuda")]
-use std::mem::ManuallyDrop;
 
 #[cfg(feature = "_gpu")]
 use super::collective_config::RawCollectiveConfig;
@@ -146,41 +142,14 @@ impl Stream {
 
     #[cfg(feature = "_gpu")]
     #[inline]
-    pub(crate) fn stream(&self) -> RawStream {
+    pub(crate) fn raw(&self) -> RawStream {
         self.stream.as_ref().map_or(RawStream::NONE, GpuStream::raw)
     }
 
     #[cfg(not(feature = "_gpu"))]
     #[inline]
-    pub(crate) fn stream(&self) -> RawStream {
+    pub(crate) fn raw(&self) -> RawStream {
         RawStream(std::ptr::null_mut())
-    }
-}
-
-/// A [`Stream`] made from a borrowed `CudaStream`, without touching its reference count.
-#[cfg(feature = "cuda")]
-pub(crate) struct OnStream<'a> {
-    stream: ManuallyDrop<Stream>,
-    borrowed: PhantomData<&'a Arc<CudaStream>>,
-}
-
-#[cfg(feature = "cuda")]
-impl<'a> OnStream<'a> {
-    #[inline(always)]
-    pub fn new(stream: &'a Arc<CudaStream>) -> OnStream<'a> {
-        // SAFETY: the copy of the pointer is never dropped, and gone before the borrowed original can be.
-        let copy = unsafe { std::ptr::read(stream) };
-        OnStream { stream: ManuallyDrop::new(Stream::gpu(GpuStream::Cuda(copy))), borrowed: PhantomData }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl std::ops::Deref for OnStream<'_> {
-    type Target = Stream;
-
-    #[inline(always)]
-    fn deref(&self) -> &Stream {
-        &self.stream
     }
 }
 

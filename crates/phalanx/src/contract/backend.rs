@@ -42,7 +42,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn set_name(&self, _name: &str) {}
 
     /// The default stream.
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::host()
     }
 
@@ -65,6 +65,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// Whether operations on device memory are enqueued on a stream, and complete later.
     fn is_stream_ordered(&self) -> bool {
         false
+    }
+
+    /// The process of a rank of this host, where the backend knows it.
+    fn process_of(&self, _rank: usize) -> Option<u32> {
+        None
     }
 
     /// Which ranks share a host. By default all do.

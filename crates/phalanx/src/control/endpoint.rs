@@ -3,6 +3,7 @@
 //! `endpoint/wait.rs` waits for peers; `endpoint/kernel_copy.rs` reads their private memory.
 
 mod kernel_copy;
+mod pace;
 mod wait;
 
 pub(crate) use wait::{Peers, PendingOperation};
@@ -19,6 +20,7 @@ use crate::os::sync::{Ordering, fence, lock};
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::watch::deadline;
+use pace::Pace;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -36,7 +38,7 @@ pub(crate) struct Endpoint {
     members: Vec<usize>,
     /// The communicator's name, for error messages.
     pub name: OnceLock<String>,
-    polls: u32,
+    pace: Pace,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
     /// Connection to ranks that share no memory.
@@ -105,7 +107,7 @@ impl Endpoint {
             segment,
             members,
             name: OnceLock::new(),
-            polls: wait::polls(crowded),
+            pace: Pace::new(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,

@@ -158,7 +158,10 @@ impl ChannelFailure {
         match self {
             ChannelFailure::Mismatch { sequence, lower, higher } => MismatchError {
                 rank: higher.0,
-                theirs: higher.1.to_string(),
+                theirs: match lower.1 == higher.1 {
+                    true => format!("{} with another list of counts, or after other calls,", higher.1),
+                    false => higher.1.to_string(),
+                },
                 other_rank: lower.0,
                 ours: lower.1.to_string(),
                 sequence,

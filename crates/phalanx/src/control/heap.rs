@@ -32,12 +32,8 @@ impl ProcessWorld {
     /// The range must be whole pages of one block: pages can be replaced, and their other blocks stay.
     pub(super) fn can_withdraw(&self, start: *const u8, len: usize) -> bool {
         lock(&self.heap).iter().any(|arena| {
-            arena.offset_of(start as usize, len).is_some_and(|offset| {
-                let end = offset + len;
-                let in_block = arena.used.range(..=offset).next_back().map(|(o, l)| o + l);
-                offset.is_multiple_of(page_size())
-                    && (end.is_multiple_of(page_size()) || in_block == Some(end))
-            })
+            let offset = arena.offset_of(start as usize, len);
+            offset.is_some_and(|offset| is_withdrawable(&arena.used, offset, len, page_size()))
         })
     }
 
@@ -123,6 +119,15 @@ impl ProcessWorld {
         }
         Ok(())
     }
+}
+
+/// Whether a range is all that lies in its pages. `used` are the blocks of its arena: offset and length.
+fn is_withdrawable(used: &BTreeMap<usize, usize>, offset: usize, len: usize, page: usize) -> bool {
+    let end = offset + len;
+    let next_page = end.next_multiple_of(page);
+    let ends_block = used.range(..=offset).next_back().is_some_and(|(start, len)| start + len == end);
+    let is_alone = end == next_page || ends_block && used.range(end..next_page).next().is_none();
+    offset.is_multiple_of(page) && is_alone
 }
 
 /// Smaller blocks keep to cache lines (two, since the hardware fetches pairs).
@@ -278,6 +283,18 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_taken_from_peers_only_if_no_other_block_lies_in_them() {
+        // Three blocks one behind the other, as in an arena whose pages are 64 KiB.
+        let page = 64 << 10;
+        let used = BTreeMap::from([(0, 100 << 10), (100 << 10, 8 << 10), (128 << 10, 70 << 10)]);
+        assert!(!is_withdrawable(&used, 0, 100 << 10, page), "the second block begins in its last page");
+        assert!(is_withdrawable(&used, 0, 64 << 10, page));
+        assert!(!is_withdrawable(&used, 100 << 10, 8 << 10, page));
+        assert!(is_withdrawable(&used, 128 << 10, 70 << 10, page));
+        assert!(!is_withdrawable(&used, 128 << 10, 69 << 10, page), "the block goes on");
+    }
+
+    #[test]
     fn a_large_block_takes_the_memory_that_it_needs() {
         let world = world();
         let Kind::Processes(processes) = &world.kind else { unreachable!() };
@@ -301,19 +318,19 @@ mod tests {
         let location = world.locate(inside, 100);
         assert!(location.is_readable());
         let mut mapped = Mapped::NONE;
-        let seen = world.resolve(location, &mut mapped).unwrap();
+        let seen = world.resolve(location, 100, &mut mapped).unwrap();
         assert_ne!(seen, inside.cast_const(), "a peer has its own mapping");
         // SAFETY: mapped, and written above.
         assert_eq!(unsafe { seen.read() }, 42);
         let next = Location { offset: location.offset + 1, ..location };
-        assert_eq!(world.resolve(next, &mut mapped).unwrap(), seen.wrapping_add(1));
+        assert_eq!(world.resolve(next, 99, &mut mapped).unwrap(), seen.wrapping_add(1));
         let large = world.alloc(8 << 20).unwrap();
         // SAFETY: the block is longer.
         unsafe { large.start.write(43) };
         let elsewhere = world.locate(large.start, 1);
         assert_ne!(elsewhere.segment, location.segment, "an arena of its own");
         // SAFETY: mapped, and written above.
-        assert_eq!(unsafe { world.resolve(elsewhere, &mut mapped).unwrap().read() }, 43);
+        assert_eq!(unsafe { world.resolve(elsewhere, 1, &mut mapped).unwrap().read() }, 43);
         let private = [0u8; 16];
         assert_eq!(world.locate(private.as_ptr(), 16), Location::NOWHERE);
     }

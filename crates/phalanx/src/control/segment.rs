@@ -28,6 +28,7 @@ const LARGEST: u64 = 1 << 44;
 
 /// Where a buffer lies, in numbers that mean the same to every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Location {
     /// The segment, [`SAME_MEMORY`], [`OTHER_PROCESS`], or [`PRIVATE`].
     pub segment: SegmentId,

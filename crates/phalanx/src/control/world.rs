@@ -223,9 +223,9 @@ impl World {
         }
     }
 
-    /// The address of a peer's location in this process. `mapped` caches the segment that was used last.
+    /// The address in this process of `len` bytes at a peer's location. `mapped` caches the segment that was used last.
     #[inline]
-    pub(crate) fn resolve(&self, location: Location, mapped: &mut Mapped) -> Result<*const u8> {
+    pub(crate) fn resolve(&self, location: Location, len: usize, mapped: &mut Mapped) -> Result<*const u8> {
         match &self.kind {
             Kind::Threads(_) => return Ok(location.offset as *const u8),
             Kind::Processes(world) if mapped.id != location.segment => {
@@ -234,7 +234,8 @@ impl World {
             Kind::Processes(_) => {}
             Kind::Hosts(_) => unreachable!("nothing was located"),
         }
-        assert!(location.offset < mapped.len as u64, "a peer's location lies in its segment");
+        let end = location.offset.saturating_add(len as u64);
+        assert!(end <= mapped.len as u64, "a peer's buffer lies in its segment");
         Ok(mapped.start.wrapping_add(location.offset as usize))
     }
 

@@ -24,6 +24,6 @@ impl Comm {
 
     fn surface_of(&self, kind: BackendKind) -> Option<Surface<'_>> {
         let nccl = NcclComm::of(&*self.backend).filter(|_| self.backend() == kind)?;
-        Some(Surface { comm: nccl, stream: &self.lane, front: self })
+        Some(Surface { comm: nccl, stream: &self.stream, front: self })
     }
 }

@@ -56,7 +56,7 @@ impl<'a> Nccl<'a> {
     /// error in the next operation.
     pub fn configured(&self, config: &CollectiveConfig) -> Result<View<'a>> {
         let config = config.raw(self.comm.communicator.library)?;
-        Ok(self.front.with_lane(self.stream.clone().configured(config)))
+        Ok(self.front.with_stream(self.stream.clone().configured(config)))
     }
 
     /// Returns cudarc's context of the GPU.

@@ -150,10 +150,10 @@ impl Surface<'_> {
         // The target, too: it must not be given back before.
         let (loan, _kept) = (source.lend(self.stream)?, target.lend(self.stream)?);
         let source = loan.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
-        let stream = self.stream.stream().0;
+        let stream = self.stream.raw().0;
         let (bytes, offset) = (count * size_of::<T>(), offset * size_of::<T>());
         communicator.begin_one_sided();
-        communicator.used(self.stream.stream());
+        communicator.used(self.stream.raw());
         // SAFETY: the source is lent until the operation is enqueued, and the range is in it; the window
         // holds the target range on every rank.
         communicator.call(name, |comm| unsafe {
@@ -185,8 +185,8 @@ impl Surface<'_> {
         self.prepare()?;
         communicator.check_awake(Operation::Send)?;
         communicator.begin_one_sided();
-        communicator.used(self.stream.stream());
-        let stream = self.stream.stream().0;
+        communicator.used(self.stream.raw());
+        let stream = self.stream.raw().0;
         // SAFETY: a usable communicator and a stream of its device.
         communicator.call("ncclSignal", |comm| unsafe { raise(peer, index, context, 0, comm, stream) })
     }
@@ -222,8 +222,8 @@ impl Surface<'_> {
         }
         communicator.check_awake(Operation::WaitSignals)?;
         communicator.begin_one_sided();
-        communicator.awaits(self.stream.stream(), descriptions.iter().map(|signals| signals.peer as usize));
-        let (count, stream) = (descriptions.len() as i32, self.stream.stream().0);
+        communicator.awaits(self.stream.raw(), descriptions.iter().map(|signals| signals.peer as usize));
+        let (count, stream) = (descriptions.len() as i32, self.stream.raw().0);
         // SAFETY: a usable communicator; the descriptions are read during the call.
         communicator
             .call("ncclWaitSignal", |comm| unsafe { wait(count, descriptions.as_mut_ptr(), comm, stream) })

@@ -10,7 +10,7 @@ impl Comm {
     /// NVSHMEM's own features; `None` on other backends.
     pub fn nvshmem(&self) -> Option<Nvshmem<'_>> {
         self.requests.wait_for_collectives();
-        NvshmemComm::of(&*self.backend).map(|nvshmem| Nvshmem::new(nvshmem, &self.lane))
+        NvshmemComm::of(&*self.backend).map(|nvshmem| Nvshmem::new(nvshmem, &self.stream))
     }
 }
 

@@ -20,7 +20,15 @@ mod exit;
 pub(crate) use exit::at_exit;
 pub(crate) use exit::leave;
 
+pub(crate) mod float_mode;
+
 pub(crate) mod log;
+
+mod fresh_file;
+pub use fresh_file::fresh_file;
+
+mod launcher_socket;
+pub(crate) use launcher_socket::LauncherSocket;
 
 mod poll;
 pub(crate) use poll::{Waker, poll_sockets};

@@ -6,6 +6,7 @@
 
 pub(crate) mod arithmetic;
 
+use crate::os::float_mode::in_standard_float_mode;
 use crate::os::{LINE, prefetch};
 use crate::reduce::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
 use crate::types::dtype::{DType, with_element};
@@ -68,7 +69,7 @@ impl Reducer {
     }
 
     /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
-    /// target. `factors[r]` are the bits of the factor of `sources[r]`.
+    /// target. `factors[r]` are the bits of the factor of `sources[r]`. The mode of the thread's floating-point unit does not count.
     ///
     /// # Safety
     /// Every source has `count` elements of the reducer's type and every target room for them; a target
@@ -76,7 +77,7 @@ impl Reducer {
     #[inline]
     pub unsafe fn run(self, targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize) {
         // SAFETY: the caller's contract.
-        unsafe { (self.0)(targets, sources, factors, count) }
+        in_standard_float_mode(|| unsafe { (self.0)(targets, sources, factors, count) })
     }
 }
 

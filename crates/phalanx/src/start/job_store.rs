@@ -76,7 +76,7 @@ fn host(
 /// A store for ranks of one host without any setting: rank 0 starts one with a random token, and sends
 /// address and token to the others when they join.
 fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: Duration) -> Result<Store> {
-    let host = super::processes::join(place, &[], timeout)?.0;
+    let host = super::processes::meet(place, &[], timeout)?.0;
     let mut announcement = vec![0; 128];
     let mut hosted = None;
     if place.rank == 0 {

@@ -29,7 +29,7 @@ mod threads;
 pub use choose::{Choice, choose, launched};
 #[cfg(feature = "_gpu")]
 pub(crate) use gpus::host_channel;
-pub(crate) use processes::{init, join_grown};
+pub(crate) use processes::{init, join};
 #[cfg(feature = "_nccl")]
 pub(crate) use threads::gpu_ranks;
 pub(crate) use threads::run_threads;

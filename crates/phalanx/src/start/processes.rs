@@ -17,15 +17,70 @@ use crate::rendezvous::environment::{
     Environment, Launcher, Place, cores_from_environment, stopped_timeout_from_environment,
 };
 use crate::types::error::{Error, Result, UnsupportedError};
+use crate::watch::deadline::after;
+use crate::watch::launcher;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Set by `phalanx launch --restarts` for a process that replaces a failed rank.
+const REPLACES: &str = "PHALANX_REPLACES";
 
 /// Creates the communicator that this process's environment describes.
-pub(crate) fn init(mut settings: Settings) -> Result<NewComm> {
+pub(crate) fn init(settings: Settings) -> Result<NewComm> {
+    let choice = Choice::from(&settings.environment, settings.backend)?;
+    let is_launched = choice.launcher.as_ref().is_some_and(is_phalanx_launch);
+    if is_launched && settings.environment.get(REPLACES).is_some_and(|rank| !rank.is_empty()) {
+        return replace(&settings);
+    }
+    if is_launched {
+        tell_launcher(&settings.environment);
+    }
+    let made = make(&choice, settings);
+    if is_launched {
+        match &made {
+            Ok(new) => launcher::joined(Some(&new.name)),
+            Err(error) => launcher::not_joined(error),
+        }
+    }
+    made
+}
+
+fn is_phalanx_launch(launcher: &Launcher) -> bool {
+    launcher.name == "phalanx launch"
+}
+
+/// Connects to `phalanx launch`, which is told how this rank fares.
+fn tell_launcher(environment: &Environment) {
+    let (name, job) = (environment.get(launcher::LAUNCHER), environment.get("PHALANX_JOB"));
+    let rank = environment.number("PHALANX_RANK").ok().flatten();
+    if let (Some(name), Some(job), Some(rank)) = (name, job, rank) {
+        launcher::connect(name, job, rank);
+    }
+}
+
+/// [`init`] in the place of a rank that has failed: joins the survivors when they [`rebuild`](crate::Comm::rebuild). A meeting
+/// that fails because another rank was lost in it is followed by the next.
+fn replace(settings: &Settings) -> Result<NewComm> {
+    let deadline = after(Instant::now(), settings.timeout);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match join_grown(settings, left) {
+            Err(error @ Error::Bootstrap(_)) if Instant::now() < deadline => {
+                crate::os::log::info!("the survivors meet again: {error}");
+                std::thread::sleep(BETWEEN_MEETINGS);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Pause of a newcomer between a meeting that failed and the next.
+const BETWEEN_MEETINGS: Duration = Duration::from_millis(20);
+
+fn make(choice: &Choice, mut settings: Settings) -> Result<NewComm> {
     // Closed at the end of this, if what is made needs no port.
     let listener = settings.listener.take();
     let environment = &settings.environment;
-    let choice = Choice::from(environment, settings.backend)?;
     let launcher = choice.launcher.as_ref();
     crate::os::log::info!(
         backend = choice.backend.name(),
@@ -66,7 +121,7 @@ pub(super) fn on_one_host(
         Some(_) => Vec::new(),
         None => introduction(environment, settings)?.to_bytes(),
     };
-    let (host, payloads) = join(&place, &payload, settings.timeout)?;
+    let (host, payloads) = meet(&place, &payload, settings.timeout)?;
     let backend = match agreed {
         Some(backend) => backend,
         None => {
@@ -103,7 +158,7 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
 
 /// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all
 /// ranks.
-pub(super) fn join(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
+pub(super) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
     crate::os::check_process_ranks()?;
     // Report errors before other ranks have to wait.
     stopped_timeout_from_environment()?;
@@ -117,7 +172,11 @@ pub(super) fn join(place: &Place, payload: &[u8], timeout: Duration) -> Result<(
 }
 
 /// [`join`](crate::join): becomes a rank of the job's growing communicator.
-pub(crate) fn join_grown(settings: Settings) -> Result<NewComm> {
+pub(crate) fn join(settings: &Settings) -> Result<NewComm> {
+    join_grown(settings, settings.timeout)
+}
+
+fn join_grown(settings: &Settings, timeout: Duration) -> Result<NewComm> {
     let environment = &settings.environment;
     let Some(launcher) = environment.launcher()? else {
         return Err(Error::bootstrap(
@@ -126,19 +185,24 @@ pub(crate) fn join_grown(settings: Settings) -> Result<NewComm> {
         ));
     };
     let place = launcher.place(environment)?;
+    if is_phalanx_launch(&launcher) {
+        tell_launcher(environment);
+    }
     crate::os::check_process_ranks()?;
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
-    let joined = rendezvous::join(&place, settings.timeout)?;
+    let joined = rendezvous::join(&place, timeout)?;
     let (rank, members) = (joined.rank, (0..joined.world_size).collect());
     let host = HostComm::new(Endpoint::attach(joined.world, joined.channel, rank, members, settings.timeout));
-    let backend = backend_of_members(&joined.payloads[0], environment, &settings)?;
+    let backend = backend_of_members(&joined.payloads[0], environment, settings)?;
     crate::os::log::info!(backend = backend.name(), rank, "joined a communicator");
     let name = grown_name(joined.number);
-    match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, &settings),
+    let made = match backend {
+        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, settings),
         _ => Ok(NewComm::new(Arc::new(host), name)),
-    }
+    }?;
+    launcher::joined(None);
+    Ok(made)
 }
 
 /// The backend of a joined communicator, from its members' payload.

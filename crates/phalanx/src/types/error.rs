@@ -156,6 +156,18 @@ impl Error {
         }
     }
 
+    /// The ranks that this error names as the reason.
+    pub(crate) fn ranks_at_fault(&self) -> Vec<usize> {
+        match self {
+            Error::Mismatch(error) => vec![error.rank, error.other_rank],
+            Error::Peer(error) => vec![error.rank],
+            Error::Timeout(error) => error.missing.iter().map(|missing| missing.rank).collect(),
+            Error::Aborted { rank } => vec![*rank],
+            Error::Bootstrap(error) => error.missing.clone(),
+            _ => Vec::new(),
+        }
+    }
+
     pub(crate) fn system(call: &'static str, source: io::Error, remedy: impl Into<String>) -> Error {
         Error::System(Box::new(SystemError { call, source: source.into(), remedy: remedy.into() }))
     }

@@ -7,9 +7,12 @@
 use super::TRACE_DIR;
 use super::recorder::{Record, Recorder};
 use crate::contract::Operation;
+use crate::os::fresh_file;
 use crate::types::error::{Error, PeerEvent, Result, UsageError};
 use std::ffi::OsString;
 use std::fmt::{self, Write};
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Identifies the file format.
@@ -36,7 +39,7 @@ impl Reason<'_> {
     }
 }
 
-fn folder() -> Option<OsString> {
+pub(super) fn folder() -> Option<OsString> {
     std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty())
 }
 
@@ -94,7 +97,8 @@ pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> 
     let path = folder.join(format!("{name}-rank{}-{}.json", recorder.rank, std::process::id()));
     // Renamed when complete, so that no reader finds half a file.
     let unfinished = path.with_extension("unfinished");
-    std::fs::write(&unfinished, text(recorder, reason)).map_err(refused("write"))?;
+    let write = |mut file: File| file.write_all(text(recorder, reason).as_bytes());
+    fresh_file(&unfinished).and_then(write).map_err(refused("write"))?;
     std::fs::rename(&unfinished, &path).map_err(refused("rename"))?;
     Ok(path)
 }
@@ -151,8 +155,8 @@ fn write_header(
 
 /// Writes the error's fields for programs: its kind, the ranks that it names, the operation and its number.
 fn write_error(json: &mut String, error: &Error) -> fmt::Result {
-    let (kind, ranks, operation, sequence) = match error {
-        Error::Mismatch(e) => ("mismatch", vec![e.rank, e.other_rank], e.theirs.as_str(), e.sequence),
+    let (kind, operation, sequence) = match error {
+        Error::Mismatch(e) => ("mismatch", e.theirs.as_str(), e.sequence),
         Error::Peer(e) => {
             let kind = match e.event {
                 PeerEvent::Died => "died",
@@ -162,16 +166,13 @@ fn write_error(json: &mut String, error: &Error) -> fmt::Result {
                 PeerEvent::Stopped => "stopped",
                 PeerEvent::Unreachable => "unreachable",
             };
-            (kind, vec![e.rank], e.operation.as_str(), e.sequence)
+            (kind, e.operation.as_str(), e.sequence)
         }
-        Error::Timeout(e) => {
-            let missing = e.missing.iter().map(|missing| missing.rank).collect();
-            ("timeout", missing, e.operation.as_str(), e.sequence)
-        }
-        Error::Aborted { rank } => ("aborted", vec![*rank], "", 0),
-        _ => ("other", Vec::new(), "", 0),
+        Error::Timeout(e) => ("timeout", e.operation.as_str(), e.sequence),
+        Error::Aborted { .. } => ("aborted", "", 0),
+        _ => ("other", "", 0),
     };
-    let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    let ranks: Vec<String> = error.ranks_at_fault().iter().map(ToString::to_string).collect();
     write!(
         json,
         "\"error\":{{\"kind\":\"{kind}\",\"ranks\":[{}],\"operation\":{},\"sequence\":{sequence},\"text\":{}}}",
@@ -259,6 +260,35 @@ mod tests {
             format!("a_b-rank1-{}.json", std::process::id())
         );
         assert!(std::fs::read_to_string(&path).unwrap().contains("\"reason\":\"request\""));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_that_somebody_put_there_are_not_followed() {
+        let recorder = Recorder::new(BackendKind::Host, "links".into(), 0, 1);
+        let folder = std::env::temp_dir().join(format!("phalanx-dump-links-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = |extension: &str| folder.join(format!("links-rank0-{}.{extension}", std::process::id()));
+        let (symbolic, hard) = (folder.join("symbolic"), folder.join("hard"));
+        for precious in [&symbolic, &hard] {
+            std::fs::write(precious, "precious").unwrap();
+        }
+        let written = || {
+            let path = write(&recorder, &folder, &Reason::Request).unwrap();
+            assert!(std::fs::read_to_string(&path).unwrap().contains("\"communicator\":\"links\""));
+            for precious in [&symbolic, &hard] {
+                assert_eq!(std::fs::read_to_string(precious).unwrap(), "precious");
+            }
+        };
+        for extension in ["unfinished", "json"] {
+            let _ = std::fs::remove_file(at(extension));
+            std::os::unix::fs::symlink(&symbolic, at(extension)).unwrap();
+            written();
+            let _ = std::fs::remove_file(at(extension));
+            std::fs::hard_link(&hard, at(extension)).unwrap();
+            written();
+        }
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -7,6 +7,7 @@
 //! | `dump.rs` | a flight record as a JSON file |
 //! | `deadline.rs` | deadlines of single operations |
 //! | `signal.rs` | flight records on a signal |
+//! | `launcher.rs` | what a rank tells `phalanx launch`, and flight records that the launcher asks for |
 //!
 //! `api/` calls [`Recorder::begin`] and [`Recorder::end`] around each operation of a backend, so all backends
 //! are recorded alike. For operations that may be short it calls [`Recorder::open`] instead of `begin`, which
@@ -15,6 +16,7 @@
 mod clock;
 pub(crate) mod deadline;
 pub(crate) mod dump;
+pub(crate) mod launcher;
 mod recorder;
 mod signal;
 

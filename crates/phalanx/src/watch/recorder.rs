@@ -9,13 +9,19 @@
 //!   lock, and is skipped.
 
 use super::clock::{Clock, Moment, Scale, Ticks};
-use super::dump;
-use crate::contract::{BackendKind, Call, Direction, Operation, Transfer};
+use super::{dump, launcher};
+use crate::contract::{Backend, BackendKind, Call, Direction, Operation, Transfer};
+use crate::os::RunInstant;
+use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result};
 use crate::types::op::ReductionCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// How long the launcher's request waits for a rank inside an operation to find the failure by itself: ranks look every 50 ms.
+const FINDING: Duration = Duration::from_millis(500);
 
 /// Number of records in the ring: 64 KiB.
 const RECORDS: usize = 1024;
@@ -148,8 +154,11 @@ pub(crate) struct Recorder {
     messages: Box<[[AtomicU64; 2]]>,
     clock: Clock,
     born: Moment,
-    /// Whether the failure has been reported.
+    /// Whether the failure has been reported, or is being reported by the thread that holds `writing`.
     reported: AtomicBool,
+    writing: Mutex<()>,
+    /// The communicator, which knows the processes of its ranks.
+    members: OnceLock<Weak<dyn Backend>>,
 }
 
 impl Recorder {
@@ -167,6 +176,8 @@ impl Recorder {
             clock,
             born: clock.moment(),
             reported: AtomicBool::new(false),
+            writing: Mutex::default(),
+            members: OnceLock::new(),
         });
         super::signal::register(&recorder);
         recorder
@@ -174,6 +185,16 @@ impl Recorder {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Sets the communicator that is recorded.
+    pub fn set_members(&self, backend: &Arc<dyn Backend>) {
+        let _ = self.members.set(Arc::downgrade(backend));
+    }
+
+    /// The process of a rank, where the communicator knows it.
+    pub fn process_of(&self, rank: usize) -> Option<u32> {
+        self.members.get()?.upgrade()?.process_of(rank)
     }
 
     /// Name for a communicator that the last recorded collective creates from this one.
@@ -297,18 +318,47 @@ impl Recorder {
         result
     }
 
+    /// Writes the flight record and tells the launcher, once, if the communicator has failed.
     #[cold]
-    fn failed(&self, error: &Error) {
-        if error.is_fatal() && !self.reported.swap(true, Ordering::Relaxed) {
-            dump::on_event(self, &dump::Reason::Failure(error));
+    pub fn failed(&self, error: &Error) {
+        if error.is_fatal() && self.report(&dump::Reason::Failure(error)) {
+            launcher::failed(self, error);
         }
     }
 
-    /// Writes the flight record because the thread that holds the communicator panics.
+    /// The same because the thread that holds the communicator panics.
     #[cold]
     pub fn panicked(&self) {
-        if !self.reported.swap(true, Ordering::Relaxed) {
-            dump::on_event(self, &dump::Reason::Panic);
+        if self.report(&dump::Reason::Panic) {
+            launcher::panicked();
+        }
+    }
+
+    /// Writes the flight record, unless it has been written. Returns whether it was this call.
+    fn report(&self, reason: &dump::Reason<'_>) -> bool {
+        let _writing = lock(&self.writing);
+        let is_first = !self.reported.swap(true, Ordering::Relaxed);
+        if is_first {
+            dump::on_event(self, reason);
+        }
+        is_first
+    }
+
+    /// Writes the flight record for the launcher, which is about to end this rank, unless a failure has been recorded. A later
+    /// failure replaces it.
+    pub fn write_missing(&self) {
+        let is_inside = || {
+            let last =
+                self.read(self.made(), self.clock.moment(), &Scale::between(self.born, self.clock.moment()));
+            last.is_some_and(|last| matches!(last.state, State::Enqueued | State::Started))
+        };
+        let since = RunInstant::now();
+        while !self.reported.load(Ordering::Relaxed) && is_inside() && since.elapsed() < FINDING {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _writing = lock(&self.writing);
+        if !self.reported.load(Ordering::Relaxed) {
+            dump::on_event(self, &dump::Reason::Request);
         }
     }
 

@@ -29,14 +29,22 @@ pub(crate) fn register(recorder: &Arc<Recorder>) {
 
 /// What a rank of this process did last on the communicator with this name, if it is still there.
 pub(crate) fn last_operation(name: &str, rank: usize) -> Option<String> {
-    let recorders: Vec<_> = lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect();
+    let recorders = recorders();
     let recorder = recorders.iter().find(|recorder| recorder.name() == name && recorder.rank == rank)?;
     Some(recorder.records().last().map_or_else(|| "it has called nothing".to_owned(), |last| last.describe()))
 }
 
+/// Writes the flight records of communicators that have not failed.
+pub(super) fn write_missing() {
+    recorders().iter().for_each(|recorder| recorder.write_missing());
+}
+
+fn recorders() -> Vec<Arc<Recorder>> {
+    lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect()
+}
+
 fn write_all() {
-    let recorders: Vec<_> = lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect();
-    for recorder in recorders {
+    for recorder in recorders() {
         dump::on_event(&recorder, &Reason::Signal);
     }
 }

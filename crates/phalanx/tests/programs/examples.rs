@@ -3,9 +3,20 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Builds an example (a matter of moments when it is built already) and answers where it is. That it is not built again, with all below it,
-/// takes the features of the whole workspace, and nothing of what cargo says to a test: build scripts look at such variables (ring's).
+/// Builds an example (a matter of moments when it is built already) and answers where it is.
 fn example(name: &str) -> PathBuf {
+    built("--example", name)
+}
+
+/// The same of a program.
+#[cfg(target_os = "linux")]
+fn binary(name: &str) -> PathBuf {
+    built("--bin", name)
+}
+
+/// Builds something that can be run. That it is not built again, with all below it,
+/// takes the features of the whole workspace, and nothing of what cargo says to a test: build scripts look at such variables (ring's).
+fn built(kind: &str, name: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     for (variable, _) in std::env::vars_os() {
         let text = variable.to_string_lossy();
@@ -14,7 +25,7 @@ fn example(name: &str) -> PathBuf {
         }
     }
     let output = cargo
-        .args(["build", "--workspace", "--example", name, "--message-format", "json"])
+        .args(["build", "--workspace", kind, name, "--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
@@ -120,4 +131,56 @@ fn other_images_can_be_named() {
     let output = Command::new(example("train_digits")).args(["--data", "/nowhere/images.gz"]).output();
     let text = text(&output.expect("it runs"));
     assert!(text.contains("train_digits: /nowhere/images.gz: No such file"), "{text}");
+}
+
+/// A process that another has started, whose environment has this entry.
+#[cfg(target_os = "linux")]
+fn child_with(parent: u32, entry: &str) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let has_entry = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|other| other == entry.as_bytes())
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(has_entry)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn train_digits_learns_the_same_although_two_ranks_are_killed() {
+    use std::io::{BufRead, BufReader};
+    let program = example("train_digits");
+    let launcher = binary("phalanx");
+    let epochs = |output: &str| {
+        let line = output.lines().rfind(|line| line.contains("epoch 20:")).expect("it ends").to_owned();
+        line.split_once("accuracy ")
+            .and_then(|(_, rest)| rest.split_once('%'))
+            .map(|(accuracy, _)| accuracy.to_owned())
+    };
+    let launch = || {
+        let mut command = Command::new(&launcher);
+        command.args(["launch", "-n", "3", "--restarts", "2", "--"]).arg(&program).arg("--rebuild");
+        command.env("PHALANX_TIMEOUT", "60").env("PHALANX_BACKEND", "host");
+        command
+    };
+    let undisturbed = launch().output().expect("it runs");
+    let undisturbed = String::from_utf8_lossy(&undisturbed.stdout).into_owned();
+
+    let mut job =
+        launch().stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // Rank 0 after the second epoch, and rank 2 after the fifth.
+    let mut kills = vec![("epoch  5:", "PHALANX_RANK=2"), ("epoch  2:", "PHALANX_RANK=0")];
+    let mut said = String::new();
+    for line in BufReader::new(job.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        if let Some((_, rank)) = kills.pop_if(|(epoch, _)| line.contains(*epoch)) {
+            let pid = child_with(job.id(), rank).expect("the rank runs");
+            assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+        }
+        said += &format!("{line}\n");
+    }
+    let output = job.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && kills.is_empty(), "{said}{stderr}");
+    assert_eq!(stderr.matches("failed: killed by SIGKILL").count(), 2, "{stderr}");
+    assert!(said.contains("all 3 ranks hold the same 4810 weights, bit for bit"), "{said}{stderr}");
+    assert_eq!(epochs(&said), epochs(&undisturbed), "{said}{undisturbed}");
 }

@@ -5,7 +5,6 @@ use super::{GRACE, NOTICED, Plan, Way};
 use crate::fault::Fault;
 use crate::faults::Backend;
 use crate::faults::common::{self, Ground, one_verdict};
-use crate::faults::holdings;
 use crate::fields::Fields;
 use crate::processes::{Ended, Launch, describe};
 use crate::program::Problem;
@@ -50,7 +49,6 @@ impl Plan {
 }
 
 pub fn processes(plan: &Plan) -> Result<(), String> {
-    let before = holdings::names()?;
     let ground = Ground::new(plan.backend)?;
     let mut world = ground.launch(plan.launch(Launch::new("life/rank", plan.ranks), true)).start()?;
     if plan.way == Way::Stop {
@@ -61,9 +59,9 @@ pub fn processes(plan: &Plan) -> Result<(), String> {
         world.await_stop(plan.victim)?;
         world.inject(plan.victim, Fault::Continue)?;
     }
+    plan.surroundings.happen(&mut world, plan.ranks).map_err(|problem| format!("{problem}\n{plan:?}"))?;
     let ended = world.finish();
     judge(plan, &reports(plan, &ended)?)
-        .and_then(|()| nothing_left(&before))
         .map_err(|problem| format!("{problem}\n{}\n{plan:?}", describe(&ended)))
 }
 
@@ -83,11 +81,6 @@ fn reports(plan: &Plan, ended: &[Ended]) -> Result<Vec<String>, String> {
         Err(_) => Err(format!("rank {} has no report:{}\n{plan:?}", rank.rank, describe(ended))),
     };
     ended.iter().map(report).collect()
-}
-
-fn nothing_left(before: &[String]) -> Result<(), String> {
-    let new: Vec<_> = holdings::names()?.into_iter().filter(|name| !before.contains(name)).collect();
-    if new.is_empty() { Ok(()) } else { Err(format!("names are left: {new:?}")) }
 }
 
 fn judge(plan: &Plan, reports: &[String]) -> Result<(), String> {
@@ -141,7 +134,8 @@ fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     if early && plan.way != Way::Abort {
         return Err(format!("it failed before anything had happened: {fields}"));
     }
-    in_time(fields, if plan.way.comes_back() { plan.timeout() + GRACE } else { NOTICED })
+    let limit = if plan.way.comes_back() { plan.timeout() + GRACE } else { NOTICED };
+    in_time(fields, limit + plan.surroundings.stands_still())
 }
 
 /// The first step that may fail. On a GPU, the one before may not be complete on a rank when another has

@@ -13,6 +13,7 @@ mod act;
 mod judge;
 mod mpi;
 mod rank;
+mod surroundings;
 
 use super::{Backend, Case};
 use crate::processes::Launch;
@@ -20,6 +21,7 @@ use crate::random::Random;
 use crate::scenario::Scenario;
 use act::Act;
 use std::time::Duration;
+use surroundings::Surroundings;
 
 pub use mpi::cases as mpi_cases;
 
@@ -107,6 +109,7 @@ struct Plan {
     at: Option<usize>,
     /// So long after the act has begun; `None` before it.
     delay: Option<Duration>,
+    surroundings: Surroundings,
 }
 
 impl Plan {
@@ -122,7 +125,19 @@ impl Plan {
         let delay = Duration::from_micros(random.below([30, 300, 3000][random.clone().below(3)]) as u64);
         let inside = way.is_of_process() && random.below(3) > 0;
         let at = (at < acts.len()).then_some(at);
-        Plan { seed, way, backend, ranks, acts, victim, at, delay: inside.then_some(delay) }
+        let surroundings = match Surroundings::random(&mut random) {
+            // The ranks must have met, as processes that no MPI holds; and one that is stopped cannot be told from one that is frozen.
+            Surroundings::Frozen
+                if !processes || backend != Backend::Host || way == Way::Stop || at.is_none() =>
+            {
+                Surroundings::Usual
+            }
+            // On MPI, standard error is what tells who was at fault.
+            Surroundings::FullDisk if backend == Backend::Mpi => Surroundings::Usual,
+            surroundings => surroundings,
+        };
+        let delay = inside.then_some(delay);
+        Plan { seed, way, backend, ranks, acts, victim, at, delay, surroundings }
     }
 
     /// From a scenario's arguments.

@@ -49,6 +49,7 @@ pub fn light(plan: &Plan) -> Option<JoinHandle<()>> {
 
 /// A rank that is a process: it meets the others, and lives.
 pub fn process(plan: &Plan, rank: Option<usize>) -> Result<Fields, String> {
+    plan.surroundings.enter()?;
     let mut bomb = None;
     if rank == Some(plan.victim) && plan.at.is_none() {
         bomb = light(plan);
@@ -61,7 +62,10 @@ pub fn process(plan: &Plan, rank: Option<usize>) -> Result<Fields, String> {
     // Somebody who is struck while the ranks meet does nothing more before that.
     let _ = bomb.map(JoinHandle::join);
     match joined {
-        Ok(comm) => live(comm, plan),
+        Ok(comm) => {
+            phase("met");
+            live(comm, plan)
+        }
         Err(error) => {
             let took = since.elapsed().as_millis();
             Ok(verdict::fields(&error).with("outcome", "alone").with("took_ms", took))
@@ -91,6 +95,7 @@ fn warm_up(builder: Builder, ranks: usize) -> Result<(), String> {
 }
 
 pub fn threads(plan: &Plan) -> Outcome {
+    plan.surroundings.enter()?;
     if plan.backend == Backend::Nccl {
         warm_up(Comm::builder(), plan.ranks)?;
     }

@@ -79,7 +79,7 @@ impl Portable {
         self.check_overlap(&call, &flow)?;
         let inner = lock(&self.inner);
         let space = inner.space();
-        let call = Call { spaces: [space; 2], stream: inner.comm.lane.stream(), ..call };
+        let call = Call { spaces: [space; 2], stream: inner.comm.stream.raw(), ..call };
         let outcome = inner.comm.run_call(&call);
         drop(inner);
         self.give_up_after(outcome)
@@ -170,7 +170,7 @@ impl Portable {
 impl Inner {
     /// The memory that the caller's addresses are in: the backend's own.
     fn space(&self) -> Space {
-        if self.comm.lane.is_host() { Space::Host } else { Space::Device }
+        if self.comm.stream.is_host() { Space::Host } else { Space::Device }
     }
 
     fn post(&mut self, transfer: Transfer) -> Result<()> {
@@ -179,7 +179,7 @@ impl Inner {
             // Before the post: a failure to start the thread must leave nothing posted.
             requests.start_mover()?;
         }
-        let transfer = Transfer { space: self.space(), stream: self.comm.lane.stream(), ..transfer };
+        let transfer = Transfer { space: self.space(), stream: self.comm.stream.raw(), ..transfer };
         // SAFETY: the caller of `send` or `recv` keeps the buffer until `sync`, which settles the transfer.
         let posted = unsafe { self.comm.post(transfer) };
         let started = posted.and_then(|posted| {
@@ -283,7 +283,7 @@ impl RawCommunicator for Portable {
     fn sync(&self) -> Result<()> {
         self.settle()?;
         // Other operations on the host are complete when they return.
-        let is_on_host = lock(&self.inner).comm.lane.is_host();
+        let is_on_host = lock(&self.inner).comm.stream.is_host();
         if is_on_host { Ok(()) } else { self.backend.sync() }
     }
 

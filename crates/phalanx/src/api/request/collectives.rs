@@ -1,6 +1,6 @@
 //! The methods of [`Comm`] that start a collective.
 
-use super::{Counts, Request, Work};
+use super::{Counts, MaybeDangling, Request, Work};
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Target};
 use crate::contract::{Call, Operation};
@@ -33,11 +33,16 @@ use std::mem::ManuallyDrop;
 /// # }
 /// ```
 impl Comm {
-    fn request<B>(&self, buffers: B, counts: Counts, call: Call<'static>) -> Result<Request<B>> {
+    fn request<B>(
+        &self,
+        buffers: MaybeDangling<B>,
+        counts: Counts,
+        call: Call<'static>,
+    ) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
         // A panic on the way leaks them: the operation may have been started.
         let (buffers, counts) = (ManuallyDrop::new(buffers), ManuallyDrop::new(counts));
-        match requests.start(call, &self.lane, deadline) {
+        match requests.start(call, &self.stream, deadline) {
             Ok(outcome) => {
                 let work = Work::Collective(outcome);
                 Ok(Request { buffers, counts, work, deadline, requests })
@@ -49,25 +54,29 @@ impl Comm {
         }
     }
 
-    fn request_in_place<B: Owned>(&self, mut buf: B, call: Call<'static>) -> Result<Request<B>> {
-        let call = call.inside::<B::Elem>(&buf.lend_mut(&self.lane)?, &self.lane, self.rank());
+    fn request_in_place<B: Owned>(&self, buf: B, call: Call<'static>) -> Result<Request<B>> {
+        let mut buf = MaybeDangling::new(buf);
+        let call = call.inside::<B::Elem>(&buf.get_mut().lend_mut(&self.stream)?, &self.stream, self.rank());
         self.request(buf, Counts::default(), call)
     }
 
-    fn request_out_of_place<S, R>(&self, send: S, mut recv: R, call: Call<'static>) -> Result<Request<(S, R)>>
+    fn request_out_of_place<S, R>(&self, send: S, recv: R, call: Call<'static>) -> Result<Request<(S, R)>>
     where
         S: Owned,
         R: Owned + Target<Elem = S::Elem>,
     {
-        let call = call.between::<S::Elem>(&send.lend(&self.lane)?, &recv.lend_mut(&self.lane)?, &self.lane);
-        self.request((send, recv), Counts::default(), call)
+        let mut buffers = MaybeDangling::new((send, recv));
+        let (send, recv) = buffers.get_mut();
+        let call =
+            call.between::<S::Elem>(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
+        self.request(buffers, Counts::default(), call)
     }
 
     /// Starts a v-variant: `check` gets the lengths of both buffers, and the counts.
     fn request_of_blocks<S, R>(
         &self,
         send: S,
-        mut recv: R,
+        recv: R,
         counts: Counts,
         check: impl for<'a> FnOnce([usize; 2], &'a Counts) -> Result<Call<'a>>,
     ) -> Result<Request<(S, R)>>
@@ -75,12 +84,15 @@ impl Comm {
         S: Owned,
         R: Owned + Target<Elem = S::Elem>,
     {
+        let mut buffers = MaybeDangling::new((send, recv));
+        let (send, recv) = buffers.get_mut();
         let call = check([send.len(), recv.len()], &counts)?;
-        let call = call.between::<S::Elem>(&send.lend(&self.lane)?, &recv.lend_mut(&self.lane)?, &self.lane);
+        let call =
+            call.between::<S::Elem>(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
         // SAFETY: the request owns the counts as it does the buffers: until the operation is over, and for ever if it is forgotten.
         // They are on the heap, and stay at their address when it is moved.
         let call = unsafe { std::mem::transmute::<Call<'_>, Call<'static>>(call) };
-        self.request((send, recv), counts, call)
+        self.request(buffers, counts, call)
     }
 
     /// Starts an [`all_reduce_in_place`](Comm::all_reduce_in_place).
@@ -256,6 +268,6 @@ impl Comm {
 
     /// Starts a [`barrier`](Comm::barrier): its [`wait`](Request::wait) returns when every rank has started or called a barrier.
     pub fn start_barrier(&self) -> Result<Request<()>> {
-        self.request((), Counts::default(), Call::empty(Operation::Barrier))
+        self.request(MaybeDangling::new(()), Counts::default(), Call::empty(Operation::Barrier))
     }
 }

@@ -1,6 +1,6 @@
 //! The methods of [`Comm`] that start a message.
 
-use super::{Messages, Request, Work};
+use super::{MaybeDangling, Messages, Request, Work};
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Source, Target};
 use crate::contract::{Direction, Transfer};
@@ -13,21 +13,25 @@ impl Comm {
     fn message<B: Source>(
         &self,
         operation: &'static str,
-        buffer: B,
+        mut buffer: MaybeDangling<B>,
         direction: Direction,
         peer: usize,
         tag: u32,
     ) -> Result<Request<B>> {
         self.shape().check_rank(operation, "peer", peer)?;
         self.requests.start_mover()?;
-        let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.len());
+        let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.get_mut().len());
         // SAFETY: the request owns the buffer and keeps it until the transfer is settled.
         let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) };
         self.request_for(buffer, [Some(posted), None])
     }
 
     /// The request of messages that were posted, or failed to be. If one is under way, `wait` reports the other's error.
-    fn request_for<B>(&self, buffers: B, posted: [Option<Result<Posted>>; 2]) -> Result<Request<B>> {
+    fn request_for<B>(
+        &self,
+        buffers: MaybeDangling<B>,
+        posted: [Option<Result<Posted>>; 2],
+    ) -> Result<Request<B>> {
         let mut outcome = Ok(());
         let under_way = posted.map(|posted| {
             let posted = posted?.inspect(|_| self.requests.moving.request_started());
@@ -57,13 +61,15 @@ impl Comm {
 
     /// Starts a [`send_tagged`](Comm::send_tagged).
     pub fn start_send_tagged<B: Owned>(&self, buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
-        let direction = Direction::Send(buf.lend(&self.lane)?.span().start);
+        let mut buf = MaybeDangling::new(buf);
+        let direction = Direction::Send(buf.get_mut().lend(&self.stream)?.span().start);
         self.message("start_send", buf, direction, peer, tag)
     }
 
     /// Starts a [`recv_tagged`](Comm::recv_tagged).
-    pub fn start_recv_tagged<B: Owned>(&self, mut buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
-        let direction = Direction::Recv(buf.lend_mut(&self.lane)?.span().start);
+    pub fn start_recv_tagged<B: Owned>(&self, buf: B, peer: usize, tag: u32) -> Result<Request<B>> {
+        let mut buf = MaybeDangling::new(buf);
+        let direction = Direction::Recv(buf.get_mut().lend_mut(&self.stream)?.span().start);
         self.message("start_recv", buf, direction, peer, tag)
     }
 
@@ -87,7 +93,7 @@ impl Comm {
         &self,
         send: S,
         dest: usize,
-        mut recv: R,
+        recv: R,
         source: usize,
         tag: u32,
     ) -> Result<Request<(S, R)>>
@@ -98,13 +104,15 @@ impl Comm {
         self.shape().check_rank("start_send_recv", "destination", dest)?;
         self.shape().check_rank("start_send_recv", "source", source)?;
         self.requests.start_mover()?;
+        let mut buffers = MaybeDangling::new((send, recv));
+        let (send, recv) = buffers.get_mut();
         let (dtype, sent, expected) = (S::Elem::DTYPE, send.len(), recv.len());
-        let from = Direction::Send(send.lend(&self.lane)?.span().start);
-        let to = Direction::Recv(recv.lend_mut(&self.lane)?.span().start);
+        let from = Direction::Send(send.lend(&self.stream)?.span().start);
+        let to = Direction::Recv(recv.lend_mut(&self.stream)?.span().start);
         let receive = Transfer::host(to, source, tag, dtype, expected);
         let send_it = Transfer::host(from, dest, tag, dtype, sent);
         // SAFETY: the request owns the buffers and keeps them until both transfers are settled.
         let posted = unsafe { self.post_both([receive, send_it]) };
-        self.request_for((send, recv), posted.map(Some))
+        self.request_for(buffers, posted.map(Some))
     }
 }

@@ -9,6 +9,7 @@
 //! - What the backend carries out advances in every wait, and in a thread (`mover.rs`).
 
 mod collectives;
+mod maybe_dangling;
 mod messages;
 mod mover;
 mod queue;
@@ -22,6 +23,7 @@ use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
+use maybe_dangling::MaybeDangling;
 use queue::Outcome;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ use std::time::Duration;
 /// An operation under way, and the buffers it uses.
 #[must_use = "a request that is dropped before it is complete leaks its buffers"]
 pub struct Request<B> {
-    buffers: ManuallyDrop<B>,
+    buffers: ManuallyDrop<MaybeDangling<B>>,
     /// Counts of a v-variant, which live as long as the buffers.
     counts: ManuallyDrop<Counts>,
     work: Work,
@@ -79,7 +81,7 @@ impl<B> Request<B> {
             ManuallyDrop::drop(&mut self.counts);
             ManuallyDrop::take(&mut self.buffers)
         };
-        result.map(|()| buffers)
+        result.map(|()| buffers.into_inner())
     }
 
     /// Whether [`wait`](Request::wait) would answer at once.

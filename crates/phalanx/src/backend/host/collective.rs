@@ -93,6 +93,9 @@ pub(crate) struct State {
     pub message_ids: Vec<OperationId>,
     /// Copies of the blocks that an all_to_all_v sends in place.
     pub copies: Copies,
+    /// All histories have the same fingerprint.
+    #[cfg(test)]
+    pub equal_fingerprints: bool,
 }
 
 // SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
@@ -108,14 +111,23 @@ struct Opening {
     data: [u64; INLINE / 8],
 }
 
-impl Opening {
-    fn locations(&self) -> [Location; 2] {
-        let [a, b, c, d, ..] = self.data;
-        [Location { segment: a, offset: b }, Location { segment: c, offset: d }]
-    }
+const _: () = assert!(size_of::<Opening>() == PAIR_PAYLOAD);
+
+/// What an opening holds in a bulk operation: where a rank's buffers lie, and how long they are.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Buffers {
+    locations: [Location; 2],
+    /// Bytes of `send` and `recv`. A reader compares them with what it is about to read: fingerprints may be equal by chance.
+    bytes: [u64; 2],
+    /// What else the algorithm has to say.
+    word: u64,
 }
 
-const _: () = assert!(size_of::<Opening>() == PAIR_PAYLOAD);
+const _: () = assert!(size_of::<Buffers>() <= INLINE);
+
+/// Bit of an opening's stamp: it holds [`Buffers`], and no data.
+const OF_BUFFERS: u64 = 1 << 63;
 
 impl State {
     pub fn new(endpoint: &Endpoint) -> State {
@@ -137,6 +149,8 @@ impl State {
             mapped: vec![[Mapped::NONE; 2]; ranks],
             message_ids: Vec::with_capacity(2 * ranks),
             copies: Copies::default(),
+            #[cfg(test)]
+            equal_fingerprints: false,
         }
     }
 
@@ -216,6 +230,10 @@ impl<'a> Collective<'a> {
     fn begin(&mut self, record: &Record) {
         self.state.sequence += 1;
         self.state.history = record.chain(self.state.history);
+        #[cfg(test)]
+        if self.state.equal_fingerprints {
+            self.state.history = 0;
+        }
         self.endpoint.own().announce(self.state.sequence, record);
     }
 
@@ -242,12 +260,22 @@ impl<'a> Collective<'a> {
     /// `len` bytes are readable at `data`, and `wait_slot_free` was called.
     #[inline(always)]
     unsafe fn open(&self, factor: u64, data: *const u8, len: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.open_as(self.state.sequence, factor, data, len) }
+    }
+
+    /// Opens this rank's slot with a stamp.
+    ///
+    /// # Safety
+    /// As for `open`.
+    #[inline(always)]
+    unsafe fn open_as(&self, stamp: u64, factor: u64, data: *const u8, len: usize) {
         debug_assert!(len <= INLINE);
         let slot = self.endpoint.channel.slot(self.endpoint.rank, self.state.sequence);
         // SAFETY: the slot is free, says the caller; an opening is what its lines have room for. Its fields are written where they lie:
         // to put them together elsewhere first takes several times as long.
         unsafe {
-            slot.opening.fill(self.state.sequence, |line| {
+            slot.opening.fill(stamp, |line| {
                 let opening = line.cast::<Opening>();
                 (&raw mut (*opening).history).write(self.state.history);
                 (&raw mut (*opening).factor).write(factor);
@@ -263,11 +291,24 @@ impl<'a> Collective<'a> {
         self.endpoint.channel.slot(rank, self.state.sequence).opening.payload().cast()
     }
 
-    /// Locations of a rank's buffers, from its opening.
+    /// A rank's buffers, from its opening in a bulk operation.
+    #[inline(always)]
+    fn buffers(&self, rank: usize) -> &Buffers {
+        // SAFETY: as `opening` says; any bytes are buffers, for which the data has room.
+        unsafe { &*(&raw const (*self.opening(rank)).data).cast() }
+    }
+
     #[inline(always)]
     fn locations(&self, rank: usize) -> [Location; 2] {
-        // SAFETY: as `opening` says; any bytes are an opening.
-        unsafe { &*self.opening(rank) }.locations()
+        self.buffers(rank).locations
+    }
+
+    /// Address in this process of a peer's readable buffer (0: `send`, 1: `recv`), which was heard.
+    #[inline(always)]
+    fn reach(&mut self, peer: usize, which: usize) -> Result<*const u8> {
+        let Buffers { locations, bytes, .. } = *self.buffers(peer);
+        let mapped = &mut self.state.mapped[peer][which];
+        self.endpoint.world.resolve(locations[which], bytes[which] as usize, mapped)
     }
 
     /// Waits for a writer's opening and compares histories. The other awaited lines are loaded at the same time.
@@ -308,6 +349,28 @@ impl<'a> Collective<'a> {
             }
             Who::Only(writer) if writer != self.endpoint.rank => self.hear(writer, awaited)?,
             Who::Only(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Hears all writers of a bulk operation. Their buffers are then as long as this rank takes them to be.
+    fn hear_buffers(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
+        let (sequence, ranks) = (self.state.sequence, self.endpoint.ranks);
+        let stamp = OF_BUFFERS | sequence;
+        let of_all = if flow.scattered { flow.send_len(0, ranks) } else { 0 };
+        for writer in self.endpoint.peers().filter(|peer| flow.writers.includes(*peer)) {
+            let opening = &self.endpoint.channel.slot(writer, sequence).opening;
+            self.endpoint.wait(writer, || opening.is(stamp) | opening.is(sequence))?;
+            // SAFETY: stamped with this operation; the writer leaves it until this rank is done.
+            let same_history = unsafe { (*self.opening(writer)).history } == self.state.history;
+            let sent = if flow.scattered { of_all } else { flow.block_len(writer, writer) };
+            let bytes = [sent as u64, received_in_bulk(call, flow)];
+            if !same_history || !opening.is(stamp) || self.buffers(writer).bytes != bytes {
+                return Err(self.endpoint.fail_mismatch(writer, sequence));
+            }
+        }
+        if flow.writers == Who::All {
+            self.state.heard = sequence - 1;
         }
         Ok(())
     }
@@ -359,10 +422,12 @@ impl<'a> Collective<'a> {
                 }
                 Bulk::AllToAll { .. } | Bulk::Other => {}
             }
-            let data = [send.segment, send.offset, recv.segment, recv.offset, word];
+            let bytes = [flow.send_len(rank, ranks) as u64, received_in_bulk(call, flow)];
+            let buffers = Buffers { locations: [send, recv], bytes, word };
             self.wait_slot_free()?;
+            let (stamp, data) = (OF_BUFFERS | self.state.sequence, (&raw const buffers).cast());
             // SAFETY: as many bytes; the slot is free.
-            unsafe { self.open(call.reduction.factor, data.as_ptr().cast(), size_of_val(&data)) };
+            unsafe { self.open_as(stamp, call.reduction.factor, data, size_of::<Buffers>()) };
         }
         // SAFETY: the caller's contract.
         let outcome = unsafe { self.move_bulk(call, flow, bulk, send) };
@@ -384,7 +449,7 @@ impl<'a> Collective<'a> {
     ) -> Result<()> {
         let rank = self.endpoint.rank;
         if flow.readers.includes(rank) {
-            self.hear_all(flow.writers, Awaited::FirstLine)?;
+            self.hear_buffers(call, flow)?;
             self.gather_factors(call);
         }
         // All ranks choose alike: they have heard the same openings.
@@ -450,4 +515,9 @@ impl<'a> Collective<'a> {
     fn all_readable(&self, which: usize) -> bool {
         (0..self.endpoint.ranks).all(|rank| self.locations(rank)[which].is_readable())
     }
+}
+
+/// Bytes of `recv` that peers may touch in a bulk operation.
+fn received_in_bulk(call: &Call<'_>, flow: &Flow<'_>) -> u64 {
+    if call.operation == Operation::AllReduce { flow.longest() as u64 } else { 0 }
 }

@@ -152,6 +152,10 @@ impl Backend for HostComm {
         self.check()
     }
 
+    fn process_of(&self, rank: usize) -> Option<u32> {
+        self.endpoint.world.is_processes().then(|| self.endpoint.pid(rank))
+    }
+
     fn host_topology(&self) -> HostTopology {
         let members = self.endpoint.members();
         self.endpoint

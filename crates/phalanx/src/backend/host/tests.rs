@@ -60,6 +60,80 @@ fn a_message_is_not_received_into_a_buffer_whose_operation_a_panic_has_left() {
     assert!(error.contains("rank 0 is gone: its thread panicked"), "{error}");
 }
 
+/// What two thread ranks answer that make these calls, whose fingerprints are equal.
+fn with_equal_fingerprints(calls: [Call<'_>; 2]) -> [Result<()>; 2] {
+    let ranks = pair_of_threads();
+    let run = |rank: &HostComm, call: &Call<'_>| {
+        // SAFETY: one thread at a time has the state.
+        unsafe { (*rank.state.get()).equal_fingerprints = true };
+        // SAFETY: the buffers are as long as the call says, and outlive the communicator.
+        unsafe { rank.recorded_collective(call, &|| ()) }
+    };
+    let (ranks, [first, second]) = (&ranks, calls.map(SentCall));
+    std::thread::scope(|scope| {
+        [
+            scope.spawn(move || run(&ranks[0], &first.get())),
+            scope.spawn(move || run(&ranks[1], &second.get())),
+        ]
+        .map(|thread| thread.join().unwrap())
+    })
+}
+
+/// A call that goes to the thread of its rank.
+struct SentCall<'a>(Call<'a>);
+
+impl<'a> SentCall<'a> {
+    fn get(&self) -> Call<'a> {
+        self.0
+    }
+}
+
+// SAFETY: the buffers outlive the thread, which alone uses them.
+unsafe impl Send for SentCall<'_> {}
+
+#[test]
+fn lists_of_counts_with_one_fingerprint_let_nobody_read_past_a_buffer() {
+    for operation in [Operation::AllGatherV, Operation::GatherV, Operation::ReduceScatterV] {
+        // Rank 1 gives 128 KiB, where rank 0 takes it to give 256 KiB; or 384 KiB in all, where 256 KiB are expected.
+        let lists = match operation {
+            Operation::ReduceScatterV => [[128 << 10, 256 << 10], [128 << 10, 128 << 10]],
+            _ => [[128 << 10, 256 << 10], [256 << 10, 128 << 10]],
+        };
+        let mut memory = [(); 2].map(|()| (vec![1u8; 512 << 10], vec![0u8; 512 << 10]));
+        let mut rank = 0;
+        let calls = memory.each_mut().map(|(send, recv)| {
+            let blocks = Blocks::Each(&lists[rank]);
+            rank += 1;
+            let (send, recv) = (send.as_ptr(), recv.as_mut_ptr());
+            Call { blocks, recv_blocks: blocks, send, recv, ..Call::empty(operation) }
+        });
+        let [error, _] = with_equal_fingerprints(calls);
+        let error = error.expect_err(operation.name());
+        assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    }
+}
+
+#[test]
+fn the_data_of_a_short_call_is_not_taken_for_the_address_of_a_long_one() {
+    let (secret, mut target) = (vec![42u8; 256 << 10], vec![0u8; 256 << 10]);
+    // As if rank 0 showed the secret to its peers.
+    let forged = [u64::MAX, secret.as_ptr() as u64];
+    let short = Call {
+        blocks: Blocks::Equal(size_of_val(&forged)),
+        send: forged.as_ptr().cast(),
+        recv: forged.as_ptr().cast_mut().cast(),
+        ..Call::empty(Operation::Broadcast)
+    };
+    let long = Call {
+        blocks: Blocks::Equal(target.len()),
+        recv: target.as_mut_ptr(),
+        ..Call::empty(Operation::Broadcast)
+    };
+    let [_, error] = with_equal_fingerprints([short, long]);
+    assert!(matches!(error.unwrap_err(), Error::Mismatch(_)));
+    assert!(!target.contains(&42));
+}
+
 #[test]
 fn a_panic_inside_a_gate_leaves_it() {
     let [reader, owner] = pair_of_threads();

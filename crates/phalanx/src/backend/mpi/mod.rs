@@ -43,6 +43,7 @@ use crate::contract::{
 };
 use crate::control::record::Record;
 use crate::os::Mapping;
+use crate::os::float_mode::in_standard_float_mode;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result};
 use crate::types::memory::Allocation;
@@ -268,7 +269,7 @@ impl Backend for MpiComm {
     }
 
     #[cfg(feature = "cuda")]
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::host_with_cuda(self.admission.clone())
     }
 
@@ -281,7 +282,7 @@ impl Backend for MpiComm {
             return unsafe { self.collective_on_cuda(call) };
         }
         // SAFETY: the caller's contract.
-        unsafe { self.collective_on_host(call) }
+        in_standard_float_mode(|| unsafe { self.collective_on_host(call) })
     }
 
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
@@ -295,15 +296,16 @@ impl Backend for MpiComm {
     }
 
     fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        self.wait_for_message(id, meanwhile)
+        in_standard_float_mode(|| self.wait_for_message(id, meanwhile))
     }
 
     fn test(&self, id: OperationId) -> Result<bool> {
-        self.test_message(id)
+        in_standard_float_mode(|| self.test_message(id))
     }
 
     fn progress(&self) -> Result<bool> {
-        Ok(self.progress_all())
+        // MPI may reduce in any of its calls.
+        Ok(in_standard_float_mode(|| self.progress_all()))
     }
 
     fn check(&self) -> Result<()> {

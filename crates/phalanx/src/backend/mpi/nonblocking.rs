@@ -17,6 +17,7 @@ use super::large::CallParts;
 use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Call, OperationId, StartCollectives};
 use crate::control::record::Record;
+use crate::os::float_mode::in_standard_float_mode;
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, Result};
 use phalanx_sys::mpi::Handle;
@@ -279,18 +280,19 @@ impl StartCollectives for MpiComm {
             lock(&self.collectives).first = Some(self.watch.last() + 1);
         }
         // SAFETY: the caller's contract.
-        Ok(OperationId(unsafe { self.add(call) } as usize))
+        Ok(OperationId(in_standard_float_mode(|| unsafe { self.add(call) }) as usize))
     }
 
     fn wait(&self, id: OperationId) -> Result<()> {
-        self.wait_for_collective(id.0 as u64)
+        in_standard_float_mode(|| self.wait_for_collective(id.0 as u64))
     }
 
     fn test(&self, id: OperationId) -> Result<bool> {
         if self.process.check_thread().is_err() {
             return Ok(false);
         }
-        self.take_if_over(id.0 as u64).map_or(Ok(false), |outcome| outcome.map(|()| true))
+        in_standard_float_mode(|| self.take_if_over(id.0 as u64))
+            .map_or(Ok(false), |outcome| outcome.map(|()| true))
     }
 }
 

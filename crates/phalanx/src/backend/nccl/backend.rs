@@ -34,11 +34,15 @@ impl Backend for NcclComm {
         self.communicator.control_channel.set_name(name);
     }
 
+    fn process_of(&self, rank: usize) -> Option<u32> {
+        self.host_channel.process_of(rank)
+    }
+
     fn host_topology(&self) -> HostTopology {
         self.host_channel.host_topology()
     }
 
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::gpu(self.stream.clone())
     }
 

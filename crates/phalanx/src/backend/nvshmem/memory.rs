@@ -17,13 +17,13 @@ use std::sync::Arc;
 #[derive(Clone, Copy)]
 pub struct Nvshmem<'a> {
     comm: &'a NvshmemComm,
-    lane: &'a Stream,
+    stream: &'a Stream,
 }
 
 impl<'a> Nvshmem<'a> {
-    /// `lane` is the stream on which cudarc knows the memory.
-    pub(crate) fn new(comm: &'a NvshmemComm, lane: &'a Stream) -> Nvshmem<'a> {
-        Nvshmem { comm, lane }
+    /// `stream` is the stream on which cudarc knows the memory.
+    pub(crate) fn new(comm: &'a NvshmemComm, stream: &'a Stream) -> Nvshmem<'a> {
+        Nvshmem { comm, stream }
     }
 
     /// `len` elements of symmetric memory on every rank, zero: collectives on it are the library's own,
@@ -50,7 +50,7 @@ impl<'a> Nvshmem<'a> {
             limit: isize::MAX.to_string(),
         })?;
         let (start, number) = self.comm.on_host_channel(|_| process.allocate(bytes))?;
-        let stream = self.lane.cuda_stream().unwrap_or(&process.device.stream);
+        let stream = self.stream.cuda_stream().unwrap_or(&process.device.stream);
         // SAFETY: memory of `len` elements on the stream's device, zero. Every bit pattern is an element.
         let slice = ManuallyDrop::new(unsafe { stream.upgrade_device_ptr::<T>(start, len) });
         Ok(Buffer { process: process.clone(), slice, start, number })
@@ -166,15 +166,15 @@ unsafe impl<T: Element> Source for Buffer<T> {
         self.slice.len()
     }
 
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-        self.slice.lend(lane)
+    fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
+        self.slice.lend(stream)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
 unsafe impl<T: Element> Target for Buffer<T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-        self.slice.lend_mut(lane)
+    fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
+        self.slice.lend_mut(stream)
     }
 }
 

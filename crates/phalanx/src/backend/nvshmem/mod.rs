@@ -191,7 +191,7 @@ impl Backend for NvshmemComm {
         self.pes.len()
     }
 
-    fn lane(&self) -> Stream {
+    fn stream(&self) -> Stream {
         Stream::gpu(GpuStream::Cuda(self.process.device.stream.clone()))
     }
 

@@ -52,10 +52,12 @@ pub(super) fn accept_ranks(
             break Ok(());
         }
         if let Some(rank) = first_ended(&arrivals) {
-            break Err(Error::bootstrap(
-                format!("rank {rank} ended while the ranks were meeting"),
-                "see its own output",
-            ));
+            break Err(BootstrapError {
+                problem: format!("rank {rank} ended while the ranks were meeting"),
+                remedy: "see its own output".into(),
+                missing: vec![rank],
+            }
+            .into());
         }
         if Instant::now() >= deadline {
             break Err(missing_ranks(&arrivals, timeout));

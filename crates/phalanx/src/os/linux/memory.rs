@@ -2,7 +2,7 @@
 
 use crate::os::memory::available;
 use crate::types::error::{Error, Result};
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::retry_on_intr;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::Resource;
@@ -98,7 +98,13 @@ pub(crate) struct SharedFile(pub(super) OwnedFd);
 
 impl SharedFile {
     pub fn create() -> Result<SharedFile> {
-        rustix::fs::memfd_create("phalanx", MemfdFlags::CLOEXEC).map(SharedFile).map_err(|e| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let sealed = rustix::fs::memfd_create("phalanx", flags).and_then(|file| {
+            // A rank that shortened the file would end all others by SIGBUS.
+            rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
+            Ok(SharedFile(file))
+        });
+        sealed.map_err(|e| {
             Error::system(
                 "memfd_create",
                 e.into(),
@@ -212,6 +218,16 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
+
+    #[test]
+    fn nobody_can_shorten_what_ranks_share() {
+        let file = SharedFile::create().unwrap();
+        file.extend_to(1 << 16).unwrap();
+        assert_eq!(rustix::fs::ftruncate(&file.0, 0), Err(rustix::io::Errno::PERM));
+        // A hole is no shortening, and the file grows.
+        file.release(0, 1 << 16);
+        file.extend_to(1 << 17).unwrap();
+    }
 
     #[test]
     fn more_memory_than_there_is_is_an_error() {

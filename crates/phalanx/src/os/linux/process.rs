@@ -1,7 +1,7 @@
 //! Other processes of the host: whether one has ended or is stopped, its memory, and whether this one is a
 //! fork.
 
-use super::Mapping;
+use super::{Mapping, page_size};
 use crate::types::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::PidfdFlags;
@@ -102,12 +102,18 @@ impl ForkMark {
         static PAGE: OnceLock<Option<Mapping>> = OnceLock::new();
         static GENERATIONS: AtomicU32 = AtomicU32::new(0);
         let page = PAGE.get_or_init(|| {
-            let page = Mapping::anonymous(4096).ok()?;
+            let page = Mapping::anonymous(page_size()).ok()?;
             // SAFETY: the advice is for this page, which holds nothing but the mark.
             let advised = unsafe {
                 rustix::mm::madvise(page.as_ptr().cast(), page.len(), rustix::mm::Advice::LinuxWipeOnFork)
             };
-            advised.ok()?;
+            let refused = |e: &rustix::io::Errno| {
+                crate::os::log::warn!(
+                    "madvise(MADV_WIPEONFORK) is refused ({e}): a copy of this process, made by fork, is not told from it, and must not \
+                     use its communicators"
+                );
+            };
+            advised.inspect_err(refused).ok()?;
             Some(page)
         });
         // SAFETY: the page is never unmapped, and zeroes are an atomic.

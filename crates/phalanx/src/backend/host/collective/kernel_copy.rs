@@ -56,8 +56,7 @@ impl Collective<'_> {
         send: Location,
     ) -> Result<()> {
         // All ranks choose alike: they have heard the same openings.
-        // SAFETY: as `opening` says.
-        let choice = unsafe { (*self.opening(0)).data[4] };
+        let choice = self.buffers(0).word;
         if choice == REGION_FROM_NOW_ON {
             self.state.kernel_copies.keep_usual();
             // SAFETY: the caller's contract.

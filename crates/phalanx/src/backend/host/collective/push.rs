@@ -38,8 +38,7 @@ impl Collective<'_> {
     }
 
     fn is_open_to_pushes(&self, rank: usize) -> bool {
-        // SAFETY: as `opening` says.
-        unsafe { (*self.opening(rank)).data[4] == OPEN_TO_PUSHES }
+        self.buffers(rank).word == OPEN_TO_PUSHES
     }
 
     /// Each rank reduces its part of all contributions and stores it in every rank's `recv`. A rank that
@@ -68,9 +67,7 @@ impl Collective<'_> {
             let (source, target) = if peer == rank {
                 (call.send, call.recv)
             } else {
-                let [send, recv] = self.locations(peer);
-                let (world, [of_send, of_recv]) = (&self.endpoint.world, &mut self.state.mapped[peer]);
-                (world.resolve(send, of_send)?, world.resolve(recv, of_recv)?.cast_mut())
+                (self.reach(peer, 0)?, self.reach(peer, 1)?.cast_mut())
             };
             let (source, target) = (source.wrapping_add(start), target.wrapping_add(start));
             self.state.sources.push(source);

@@ -170,8 +170,7 @@ impl Collective<'_> {
             self.endpoint.wait(writer, || published.get() > number)?;
         }
         if location.is_readable() {
-            let mapped = &mut self.state.mapped[writer][which];
-            Ok(self.endpoint.world.resolve(location, mapped)?.wrapping_add(base))
+            Ok(self.reach(writer, which)?.wrapping_add(base))
         } else if scattered {
             Ok(self.piece(writer, self.endpoint.rank, step, i))
         } else {

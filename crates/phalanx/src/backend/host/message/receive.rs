@@ -134,7 +134,7 @@ impl Inner {
                 }
             }
             Some(location) => {
-                let source = endpoint.world.resolve(location, &mut state.mapped);
+                let source = endpoint.world.resolve(location, bytes, &mut state.mapped);
                 let source = source.map_err(|error| endpoint.fail_refused(&error))?;
                 while arriving.moved < bytes {
                     let len = (bytes - arriving.moved).min(MESSAGE_STEP);

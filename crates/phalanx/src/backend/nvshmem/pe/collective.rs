@@ -4,7 +4,7 @@ use super::device::{copy, raw};
 use super::limits::{ReductionMethod, ReductionQuery, TEAM_SCRATCH};
 use super::memory::{Local, LocalMut, Shared, too_short};
 use super::team::Team;
-use crate::buffer::stream::OnStream;
+use crate::buffer::stream::{GpuStream, Stream};
 use crate::types::dtype::{DType, Element};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::RawStream;
@@ -272,8 +272,8 @@ impl Team<'_> {
         if count == 0 {
             return Ok(());
         }
-        let lane = OnStream::new(stream);
-        let lent = buffer.lend_mut(&lane)?;
+        let on_stream = Stream::gpu(GpuStream::from(stream));
+        let lent = buffer.lend_mut(&on_stream)?;
         let start: *mut u8 = lent.span().start;
         if self.n_pes() <= 2 || self.method_of::<D::Elem>(op, false) == ReductionMethod::Direct {
             let start = start.cast();
@@ -427,8 +427,8 @@ impl Team<'_> {
         if source.is_empty() {
             return Ok(());
         }
-        let lane = OnStream::new(stream);
-        let (from, to) = (source.lend(&lane)?, dest.lend_mut(&lane)?);
+        let on_stream = Stream::gpu(GpuStream::from(stream));
+        let (from, to) = (source.lend(&on_stream)?, dest.lend_mut(&on_stream)?);
         call(to.span().start.cast(), from.span().start.cast_const().cast(), raw(stream))
     }
 }

@@ -249,8 +249,8 @@ macro_rules! symmetric {
                 self.$field.len()
             }
             #[inline]
-            fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-                self.$field.lend(lane)
+            fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
+                self.$field.lend(stream)
             }
         }
 
@@ -270,8 +270,8 @@ macro_rules! symmetric {
         // SAFETY: as above, and `&mut self` is exclusive among this PE's users.
         unsafe impl<T: Element> Target for $ty {
             #[inline]
-            fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-                self.$field.lend_mut(lane)
+            fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
+                self.$field.lend_mut(stream)
             }
         }
     )*};

@@ -203,15 +203,15 @@ unsafe impl<T: Element> Source for Registered<'_, T> {
         self.slice.len()
     }
 
-    fn lend<'l>(&'l self, lane: &'l Stream) -> Result<Loan<'l>> {
-        self.slice.lend(lane)
+    fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
+        self.slice.lend(stream)
     }
 }
 
 // SAFETY: as above, and `&mut self` is exclusive.
 unsafe impl<T: Element> Target for Registered<'_, T> {
-    fn lend_mut<'l>(&'l mut self, lane: &'l Stream) -> Result<Loan<'l>> {
-        self.slice.lend_mut(lane)
+    fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
+        self.slice.lend_mut(stream)
     }
 }
 

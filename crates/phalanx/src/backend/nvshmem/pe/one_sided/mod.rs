@@ -19,7 +19,7 @@ use super::context::Context;
 use super::device::raw;
 use super::memory::{Local, LocalMut, Shared, too_short};
 use crate::buffer::loan::Loan;
-use crate::buffer::stream::OnStream;
+use crate::buffer::stream::{GpuStream, Stream};
 use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
@@ -63,7 +63,7 @@ impl Context {
         enqueue: impl FnOnce(*const c_void, stream_t),
     ) -> Result<()> {
         let stream = self.stream_of(mode);
-        let on_stream = OnStream::new(stream);
+        let on_stream = Stream::gpu(GpuStream::from(stream));
         let loan = source.lend(&on_stream)?;
         enqueue(loan.span().start.cast_const().cast(), raw(stream));
         self.conclude(mode, Some(loan))
@@ -78,7 +78,7 @@ impl Context {
         enqueue: impl FnOnce(*mut c_void, stream_t),
     ) -> Result<()> {
         let stream = self.stream_of(mode);
-        let on_stream = OnStream::new(stream);
+        let on_stream = Stream::gpu(GpuStream::from(stream));
         let loan = dest.lend_mut(&on_stream)?;
         enqueue(loan.span().start.cast(), raw(stream));
         self.conclude(mode, Some(loan))

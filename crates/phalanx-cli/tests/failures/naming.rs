@@ -1,0 +1,67 @@
+//! The rank that failed first is named, also when others end before it.
+
+use super::common::say;
+use super::rank::launch;
+use libtest_mimic::{Failed, Trial};
+
+pub fn trials() -> Vec<Trial> {
+    const FAULTS: &[&str] = &["kill", "segfault", "abort", "exit 3", "exit 0", "panic", "return"];
+    let by_fault = FAULTS.iter().map(|fault| {
+        let name = format!("naming::the_rank_is_named_that_had_the_fault::{}", fault.replace(' ', "_"));
+        Trial::test(name, move || is_named(fault, None))
+    });
+    let backtrace = Trial::test("naming::the_rank_is_named_that_panics_with_a_backtrace", || {
+        is_named("panic", Some("full"))
+    });
+    let at_start = Trial::test("naming::a_rank_that_ends_before_the_others_have_met_is_named", ends_at_start);
+    by_fault.chain([backtrace, at_start]).collect()
+}
+
+fn is_named(fault: &str, backtrace: Option<&str>) -> Result<(), Failed> {
+    for victim in [0, 2] {
+        let folder = tempfile::tempdir()?;
+        let mut command = launch("-n 4", "fail", &format!("{fault}@10:{victim}"), folder.path());
+        backtrace.iter().for_each(|backtrace| {
+            command.env("RUST_BACKTRACE", backtrace);
+        });
+        let said = say(command);
+        let named = format!("rank {victim} failed first");
+        if !said.stderr.contains(&named) {
+            return Err(format!("no {named:?} in:\n{}", said.stderr).into());
+        }
+        let expected = match fault {
+            "kill" => 137,
+            "segfault" => 139,
+            "abort" => 134,
+            "exit 3" => 3,
+            "panic" => 101,
+            // Its own status is 0: the job has that of a rank that failed for it.
+            _ => 1,
+        };
+        if said.code != Some(expected) {
+            return Err(format!("exit status {:?}, not {expected}:\n{}", said.code, said.stderr).into());
+        }
+    }
+    Ok(())
+}
+
+fn ends_at_start() -> Result<(), Failed> {
+    // It connects, and ends before the last rank has come.
+    let script =
+        "case $PHALANX_RANK in 1) timeout -s KILL 0.5 $0; exit 0;; 2) sleep 1000;; *) exec $0;; esac";
+    let folder = tempfile::tempdir()?;
+    let program = std::env::current_exe()?;
+    let inner = launch("-n 3", "fail", "", folder.path());
+    let mut command = super::common::phalanx("launch -n 3 --");
+    inner.get_envs().for_each(|(name, value)| {
+        value.iter().for_each(|value| {
+            command.env(name, value);
+        });
+    });
+    command.args(["sh", "-c", script]).arg(program);
+    let said = say(command);
+    if !said.stderr.contains("rank 1 failed first") {
+        return Err(said.stderr.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! This test program as a rank that computes in steps, has a fault at one of them, and recovers, or not, from those of others.
+
+use super::common::phalanx;
+use phalanx::{Comm, ReduceOp};
+use rustix::process::{Signal, getpid, kill_process};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const RECOVERY: &str = "FAILURES_TEST_RECOVERY";
+const FAULTS: &str = "FAILURES_TEST_FAULTS";
+const FOLDER: &str = "FAILURES_TEST_FOLDER";
+/// Steps of the computation.
+const STEPS: u64 = 60;
+/// Longer than any wait of these tests.
+const TIMEOUT: Duration = Duration::from_secs(40);
+
+/// For a newcomer to start.
+const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, or `rebuild or shrink`. Each of
+/// `faults` is one fault of a rank at a step, as `kill@10:2`; it happens once. The folder is for the program's own use.
+pub fn launch(options: &str, recovery: &str, faults: &str, folder: &Path) -> Command {
+    let mut command = phalanx(&format!("launch {options} --"));
+    command.arg(std::env::current_exe().unwrap());
+    command.env(RECOVERY, recovery).env(FAULTS, faults).env(FOLDER, folder).env_remove("RUST_BACKTRACE");
+    command
+}
+
+/// In a process that a test started: computes.
+pub fn serve() -> Option<ExitCode> {
+    let recovery = std::env::var(RECOVERY).ok()?;
+    let computed = compute(&recovery).map_err(|error| eprintln!("error: {error}"));
+    Some(if computed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn compute(recovery: &str) -> phalanx::Result<()> {
+    let mut comm = Comm::builder().timeout(TIMEOUT).init()?;
+    let mut step = 0;
+    loop {
+        match run(&comm, &mut step) {
+            Ok(Next::Leave) => return Ok(()),
+            Ok(Next::Done) => break,
+            Err(error) if error.is_fatal() && recovery == "shrink" => comm = comm.shrink()?,
+            Err(error) if error.is_fatal() && recovery == "rebuild" => comm = comm.rebuild()?,
+            Err(error) if error.is_fatal() && recovery == "rebuild or shrink" => {
+                let rebuilt = comm.within(NEWCOMER_TIMEOUT).rebuild();
+                comm = rebuilt.or_else(|_| comm.shrink())?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    println!("done among {}", comm.world_size());
+    Ok(())
+}
+
+enum Next {
+    Done,
+    Leave,
+}
+
+/// Computes from the step of rank 0 on.
+fn run(comm: &Comm, step: &mut u64) -> phalanx::Result<Next> {
+    let mut agreed = [*step];
+    comm.broadcast_in_place(&mut agreed, 0)?;
+    *step = agreed[0];
+    while *step < STEPS {
+        if let Some(next) = fault(comm, *step) {
+            return Ok(next);
+        }
+        let mut ranks = [1u64];
+        comm.all_reduce_in_place(&mut ranks, ReduceOp::Sum)?;
+        assert_eq!(ranks[0], comm.world_size() as u64);
+        *step += 1;
+    }
+    comm.barrier()?;
+    Ok(Next::Done)
+}
+
+/// Carries out this rank's fault at this step, if it has one that has not happened yet.
+fn fault(comm: &Comm, step: u64) -> Option<Next> {
+    let faults = std::env::var(FAULTS).unwrap();
+    let place = format!("@{step}:{}", std::env::var("PHALANX_RANK").unwrap());
+    let (index, fault) = faults.split(',').enumerate().find(|(_, fault)| fault.ends_with(&place))?;
+    let folder = std::env::var(FOLDER).unwrap();
+    std::fs::File::create_new(format!("{folder}/fault-{index}")).ok()?;
+    match fault.split('@').next().unwrap() {
+        "kill" => end_by(Signal::KILL),
+        "segfault" => end_by(Signal::SEGV),
+        "abort" => std::process::abort(),
+        "exit 3" => std::process::exit(3),
+        "exit 0" => std::process::exit(0),
+        "panic" => panic!("a fault of rank {}", comm.rank()),
+        "return" => Some(Next::Leave),
+        // It calls nothing for a long time, and notices nothing.
+        "compute" => {
+            std::thread::sleep(TIMEOUT);
+            None
+        }
+        // It has a fault when the others are in an operation, or call nothing.
+        "kill late" => {
+            std::thread::sleep(Duration::from_millis(100));
+            end_by(Signal::KILL)
+        }
+        fault => unreachable!("there is no fault {fault}"),
+    }
+}
+
+fn end_by(signal: Signal) -> ! {
+    loop {
+        // Rust's handler of SIGSEGV takes the first for a stack overflow that it was not, and restores the default.
+        kill_process(getpid(), signal).unwrap();
+    }
+}

@@ -1,0 +1,101 @@
+//! The others go on after a failure: with fewer ranks, or with a new one.
+
+use super::common::{Said, say};
+use super::rank::launch;
+use libtest_mimic::{Failed, Trial};
+
+pub fn trials() -> Vec<Trial> {
+    let fault = |name: &str| name.replace(' ', "_");
+    const FAULTS: &[&str] = &["kill", "exit 3", "panic"];
+    let shrinking = FAULTS.iter().map(|name| {
+        let title = format!("surviving::the_others_shrink_and_go_on::{}", fault(name));
+        Trial::test(title, move || the_others_go_on(name))
+    });
+    let restarted = FAULTS.iter().map(|name| {
+        let title = format!("surviving::a_rank_is_started_anew::{}", fault(name));
+        Trial::test(title, move || is_started_anew(&format!("{name}@10:1"), 1))
+    });
+    let others = [
+        Trial::test("surviving::rank_0_is_started_anew", || is_started_anew("kill@10:0", 1)),
+        Trial::test("surviving::ranks_are_started_anew_twice_in_a_row", || {
+            is_started_anew("kill@10:0,kill@11:2", 2)
+        }),
+        Trial::test("surviving::a_newcomer_that_fails_is_started_anew", || {
+            is_started_anew("kill@10:1,kill@20:1", 2)
+        }),
+        Trial::test("surviving::without_the_option_the_others_are_ended_and_it_is_named", is_named),
+        Trial::test("surviving::the_job_fails_if_nobody_survives", nobody_survives),
+        Trial::test("surviving::when_no_restart_is_left_the_others_are_ended", none_is_left),
+        Trial::test("surviving::the_others_go_on_when_no_restart_is_left", go_on_without_restarts),
+        Trial::test("surviving::all_begin_anew_if_nobody_can_take_a_rank_in", all_begin_anew),
+    ];
+    shrinking.chain(restarted).chain(others).collect()
+}
+
+fn check(said: &Said, code: i32, stdout: (&str, usize), stderr: &[&str]) -> Result<(), Failed> {
+    let all = format!("exit status {:?}\nstdout:\n{}stderr:\n{}", said.code, said.stdout, said.stderr);
+    if said.code != Some(code) {
+        return Err(format!("not {code}: {all}").into());
+    }
+    if said.stdout.matches(stdout.0).count() != stdout.1 {
+        return Err(format!("not {} times {:?}: {all}", stdout.1, stdout.0).into());
+    }
+    match stderr.iter().find(|part| !said.stderr.contains(**part)) {
+        Some(part) => Err(format!("no {part:?}: {all}").into()),
+        None => Ok(()),
+    }
+}
+
+fn the_others_go_on(fault: &str) -> Result<(), Failed> {
+    for victim in [0, 2] {
+        let folder = tempfile::tempdir()?;
+        let said = say(launch("-n 3 --keep-going", "shrink", &format!("{fault}@10:{victim}"), folder.path()));
+        let named = format!("rank {victim} failed: ");
+        check(&said, 0, ("done among 2\n", 2), &[&named, "the 2 others may go on"])?;
+    }
+    Ok(())
+}
+
+fn is_started_anew(faults: &str, restarts: usize) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 4", "rebuild", faults, folder.path()));
+    check(&said, 0, ("done among 3\n", 3), &[])?;
+    for restart in 1..=restarts {
+        check(&said, 0, ("done among 3\n", 3), &[&format!("(restart {restart} of at most 4)")])?;
+    }
+    match said.stderr.matches("starting it anew").count() {
+        count if count == restarts => Ok(()),
+        count => Err(format!("{count} restarts:\n{}", said.stderr).into()),
+    }
+}
+
+fn is_named() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3", "shrink", "kill@10:1", folder.path()));
+    check(&said, 137, ("done", 0), &["rank 1 failed first: killed by SIGKILL", "--keep-going"])
+}
+
+fn nobody_survives() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --keep-going", "fail", "exit 3@10:1", folder.path()));
+    check(&said, 3, ("done", 0), &["no rank has ended well since rank 1 failed"])
+}
+
+fn none_is_left() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 1", "rebuild", "kill@10:1,exit 3@20:2", folder.path()));
+    check(&said, 3, ("done", 0), &["(restart 1 of at most 1)", "rank 2 failed first: exit status 3"])
+}
+
+fn go_on_without_restarts() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let options = "-n 3 --restarts 1 --keep-going";
+    let said = say(launch(options, "rebuild or shrink", "kill@10:1,kill@20:2", folder.path()));
+    check(&said, 0, ("done among 2\n", 2), &["starting it anew", "rank 2 failed: ", "the 2 others may go on"])
+}
+
+fn all_begin_anew() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 3", "fail", "kill@10:1", folder.path()));
+    check(&said, 0, ("done among 3\n", 3), &["starting all anew (restart 3 of at most 3)"])
+}
