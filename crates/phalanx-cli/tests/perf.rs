@@ -127,8 +127,9 @@ fn negative_numbers_are_refused_as_values() {
                    -z -1,-C -1,-I -1,-r -2";
     let perf = of_perf.split(',').map(|option| format!("perf all_reduce {option}"));
     let others = ["doctor -n -1", "doctor -T -1", "trace --last -1 x", "launch -n -1 -- true"];
-    let launch = ["launch -n 1 --timeout -1 -- true", "launch -n 1 --nnodes -1 -- true"];
-    for arguments in perf.chain(others.into_iter().chain(launch).map(str::to_owned)) {
+    let of_launch = ["--timeout", "--nnodes", "--node-rank", "--restarts", "--max-restarts"];
+    let launch = of_launch.map(|option| format!("launch -n 1 {option} -1 -- true"));
+    for arguments in perf.chain(others.map(str::to_owned)).chain(launch) {
         let said = say(phalanx(&arguments));
         assert_eq!(said.code, Some(2), "{arguments}: {}", said.stderr);
         assert!(said.stderr.contains("invalid value '-"), "{arguments}: {}", said.stderr);

@@ -43,13 +43,13 @@ pub struct LaunchArgs {
     /// communicator that the others make with Comm::rebuild. If no rank is left that could take it in, or a rank
     /// fails before all have met, all ranks are started again. When no restart is left, the next failure ends the
     /// others, unless --keep-going is given, too. One machine only.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["max_restarts", "node_rank"])]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with_all = ["max_restarts", "node_rank"])]
     pub restarts: u32,
 
     /// Start all ranks again when one has failed, at most this many times.
     ///
     /// The ranks find the number of restarts so far in PHALANX_RESTART_COUNT.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "keep_going")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with = "keep_going")]
     pub max_restarts: u32,
 
     /// Kill the ranks that still run so many seconds after they were asked to end (SIGTERM).
@@ -85,7 +85,7 @@ pub struct NodeArgs {
     pub nnodes: usize,
 
     /// Number of this machine, from 0.
-    #[arg(long, value_name = "K", requires = "store", requires = "token_file")]
+    #[arg(long, value_name = "K", value_parser = parse::count, allow_negative_numbers = true, requires = "store", requires = "token_file")]
     pub node_rank: Option<usize>,
 
     /// The address at which the machines join: one of node 0 that all of them reach, with a free port.
@@ -106,6 +106,10 @@ impl LaunchArgs {
     pub fn arguments(&self) -> &[OsString] {
         &self.command[1..]
     }
+}
+
+fn restarts() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..)
 }
 
 fn parse_nodes(text: &str) -> Result<usize, String> {
