@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 /// Benchmark, launch and diagnose ranks that communicate with each other.
 #[derive(Debug, Parser)]
-#[command(name = "phalanx", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "phalanx", version, max_term_width = 100, after_help = format!("{EXAMPLES}\n\n{}", crate::exit::TABLE))]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

@@ -8,6 +8,8 @@
 mod cli;
 mod doctor;
 mod error;
+mod exit;
+mod file;
 mod gpu;
 #[cfg(unix)]
 mod launch;
@@ -32,7 +34,7 @@ pub fn main() -> ExitCode {
     #[cfg(unix)]
     launch::reset_inherited_signals();
     let command = Cli::parse().command;
-    let result = log::install().and_then(|()| match command {
+    let result = log::install().map_err(exit::usage).and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -44,6 +46,6 @@ pub fn main() -> ExitCode {
         if !error::is_broken_pipe(&error) {
             log::say(format_args!("phalanx: {}", error::explain(&error)));
         }
-        ExitCode::FAILURE
+        exit::of(&error)
     })
 }

@@ -1,9 +1,11 @@
-//! Command-line values that several subcommands take: numbers of ranks, and durations.
+//! Command-line values that several subcommands take: counts, numbers of ranks, and durations.
 
 use std::time::Duration;
 
-/// More ranks than any machine can run.
-const MAX_RANKS: usize = 1 << 16;
+/// The library's limit for ranks that meet in the memory of one host.
+pub const MAX_RANKS: usize = 512;
+/// A limit for counts: `perf` keeps the times of all iterations, and products of counts must not overflow.
+const MAX_COUNT: usize = 100_000_000;
 /// The longest duration in seconds, 136 years: every clock can hold it.
 const MAX_SECONDS: f64 = u32::MAX as f64;
 
@@ -11,10 +13,18 @@ const MAX_SECONDS: f64 = u32::MAX as f64;
 pub fn ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("0 ranks cannot do anything: give at least 1".to_owned()),
-        Ok(ranks) if ranks > MAX_RANKS => Err(format!("{ranks} ranks are too many: at most {MAX_RANKS}")),
+        Ok(ranks) if ranks > MAX_RANKS => {
+            Err(format!("{ranks} ranks are too many: at most {MAX_RANKS} can meet in one machine's memory"))
+        }
         Ok(ranks) => Ok(ranks),
         Err(_) => Err(format!("{text:?} is no number of ranks: expected 1, 2, 3, …")),
     }
+}
+
+/// Reads a count that may be 0.
+pub fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count <= MAX_COUNT);
+    count.ok_or_else(|| format!("{text:?} is no count: expected a whole number, at most {MAX_COUNT}"))
 }
 
 /// Reads a duration in seconds, which may have a fraction.
@@ -41,7 +51,8 @@ mod tests {
         assert!(ranks("0").unwrap_err().contains("at least 1"));
         assert!(ranks("-1").is_err());
         assert!(ranks("two").is_err());
-        assert!(ranks("9999999999999999").unwrap_err().contains("at most 65536"));
+        assert!(ranks("9999999999999999").unwrap_err().contains("at most 512"));
+        assert_eq!((ranks("512"), ranks("513").is_err()), (Ok(512), true));
     }
 
     #[test]

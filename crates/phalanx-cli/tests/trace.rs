@@ -81,6 +81,39 @@ fn a_picture() {
     assert!(picture.matches("<rect").count() >= 17);
 }
 
+/// The guilty rank's row is there even if it left no record, and is marked.
+#[test]
+fn a_picture_shows_the_rank_at_fault_and_why() {
+    for (case, rank, verdict, why) in [
+        ("died", "rank 1", "Rank 1: died", "its process ended"),
+        ("timeout", "rank 1", "Rank 1: missing", "the others waited in all_reduce"),
+        ("mismatch", "rank 3", "Rank 3: different call", "rank 3 called all_reduce"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("timeline.svg");
+        let records = format!("{}/tests/trace/{case}", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(say(phalanx(&format!("trace {records} --svg {}", file.display()))).code, Some(0));
+        let picture = std::fs::read_to_string(file).unwrap();
+        let texts: Vec<&str> =
+            picture.split("<text").skip(1).filter_map(|text| Some(text.split_once("</text>")?.0)).collect();
+        let label = texts.iter().find(|text| text.trim_end().ends_with(rank));
+        let label = label.unwrap_or_else(|| panic!("{case}: there is no row of {rank}"));
+        assert!(label.contains("#D55E00"), "{case}: the row is not marked: {label}");
+        for text in [verdict, why] {
+            assert!(texts.iter().any(|known| known.contains(text)), "{case}: {text} is missing in {texts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_minus_sign_is_standard_output_and_the_summary_gives_way() {
+    let records = format!("{}/tests/trace/died", env!("CARGO_MANIFEST_DIR"));
+    let said = say(phalanx(&format!("trace {records} --svg -")));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stdout.starts_with("<svg") && said.stdout.trim_end().ends_with("</svg>"), "{}", said.stdout);
+    assert!(said.stderr.contains("Rank 1: died"), "{}", said.stderr);
+}
+
 #[test]
 fn what_is_no_record_is_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ pub struct Library {
 }
 
 /// The error if a loaded library does not have a function.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{library} {version} ({}) has no function {function}; a version that has it is needed", path.display())]
 pub struct MissingFunction {
     /// The function's name.
@@ -37,6 +37,13 @@ pub struct MissingFunction {
     pub version: String,
     /// The library's file.
     pub path: PathBuf,
+}
+
+// `unwrap`, and a `main` that returns the error, print this.
+impl std::fmt::Debug for MissingFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Library {

@@ -40,7 +40,7 @@ pub struct Attempt {
 }
 
 /// The error if no place has a library that loads, or the file of a [`FileSearch`](crate::FileSearch).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{library} was not found ({}); install it, or set {variable} to where it is", describe(tried))]
 pub struct NotFound {
     /// The library's name.
@@ -49,6 +49,13 @@ pub struct NotFound {
     pub variable: &'static str,
     /// The places that were tried, with the loader's errors. Places without such a file are left out.
     pub tried: Vec<Attempt>,
+}
+
+// `unwrap`, and a `main` that returns the error, print this.
+impl std::fmt::Debug for NotFound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 fn describe(tried: &[Attempt]) -> String {

@@ -23,6 +23,7 @@ pub fn print() -> Result<ExitCode> {
     libraries::compiler()?;
     heading("HIP")?;
     gpus::hip()?;
+    Line::Seen { cuda: gpu::count().unwrap_or(0), hip: gpus::hip_count() }.print()?;
     Line::AmdGpus(gpus::usable_amd().map_err(|error| why_none(&error))).print()?;
     Line::Gpus(gpu::usable().map_err(|error| why_none(&error))).print()?;
     Ok(ExitCode::SUCCESS)

@@ -16,6 +16,13 @@ pub enum Line {
     Gpus(Result<usize, String>),
     /// The same for AMD's GPUs.
     AmdGpus(Result<usize, String>),
+    /// How many GPUs the CUDA driver and HIP see, whether or not ranks can have them.
+    Seen {
+        cuda: usize,
+        hip: usize,
+    },
+    /// A library that only matters where there are NVIDIA's GPUs: its name, and its version if it is there.
+    Library(String, Option<String>),
 }
 
 impl Line {
@@ -47,6 +54,11 @@ pub fn not_found(error: &NotFound) -> Result<()> {
         let why = attempt.error.as_deref().unwrap_or("loaded");
         fact("tried", format!("{} (from {}): {why}", attempt.place.file.display(), attempt.place.origin))
     })
+}
+
+/// A library for the summary.
+pub fn library(name: &str, version: Option<String>) -> Result<()> {
+    Line::Library(name.to_owned(), version).print()
 }
 
 /// The functions that a library lacks.

@@ -91,6 +91,11 @@ pub fn usable_amd() -> Result<usize> {
     Ok(count)
 }
 
+/// How many GPUs HIP sees.
+pub fn hip_count() -> usize {
+    Hip::load().ok().and_then(|api| api.device_count().ok()).unwrap_or(0)
+}
+
 /// HIP and AMD's GPUs.
 pub fn hip() -> Result<()> {
     let api = match Hip::load() {

@@ -1,8 +1,11 @@
 //! The launcher's environment variables, and what `phalanx::init()` makes of them.
 
+use super::finding::{Finding, Status};
 use super::section::Section;
-use phalanx::Choice;
+use phalanx::{BackendKind, Choice};
 use std::env;
+
+const INIT: &str = "phalanx::init()";
 
 /// Prefixes of the variables that launchers set, and of this library's own.
 const SHOWN: [&str; 15] = [
@@ -26,22 +29,30 @@ const SHOWN: [&str; 15] = [
 /// Variables with a secret: a process that knows a job's id may join it.
 const SECRET: [&str; 3] = ["PHALANX_JOB", "PHALANX_TOKEN", "TORCHELASTIC_RUN_ID"];
 
-/// The launcher's variables, and what `phalanx::init()` makes of them. Returns whether it makes a
-/// communicator.
-pub fn launcher() -> (Section, bool) {
-    let mut lines = set_variables();
-    // `init` itself would wait for the other ranks, or disturb them.
-    let chosen = phalanx::choose();
-    let succeeds = chosen.is_ok();
-    let made = match chosen {
-        Ok(choice) => {
-            lines.extend(recognised(&choice));
-            describe(&choice)
-        }
-        Err(error) => format!("FAILED: {error}"),
-    };
-    lines.push(("phalanx::init() makes".to_owned(), made));
-    (Section::new("Launcher", lines), succeeds)
+/// What `phalanx::init()` makes of the launcher's variables.
+pub struct Start {
+    /// The details: the variables.
+    pub section: Section,
+    pub finding: Finding,
+    /// Whether ranks are connected by MPI.
+    pub is_mpi: bool,
+}
+
+impl Start {
+    pub fn find() -> Start {
+        let mut lines = set_variables();
+        // `init` itself would wait for the other ranks, or disturb them.
+        let chosen = phalanx::choose();
+        let is_mpi = chosen.as_ref().is_ok_and(|choice| choice.backend == BackendKind::Mpi);
+        let finding = match &chosen {
+            Ok(choice) => {
+                lines.extend(recognised(choice));
+                Finding::new(Status::Ok, INIT, describe(choice))
+            }
+            Err(error) => Finding::new(Status::Failed, INIT, error.to_string()),
+        };
+        Start { section: Section::new("Launcher", lines), finding, is_mpi }
+    }
 }
 
 fn recognised(choice: &Choice) -> Option<(String, String)> {
@@ -56,7 +67,12 @@ fn recognised(choice: &Choice) -> Option<(String, String)> {
 fn describe(choice: &Choice) -> String {
     let backend = format!("on the backend {}: {}", choice.backend, choice.reason);
     let Some(launcher) = &choice.launcher else {
-        return format!("a world of one rank (no launcher's variables are set), {backend}");
+        let alone = "a world of one rank (no launcher's variables are set)";
+        return if choice.backend == BackendKind::Solo {
+            alone.to_owned()
+        } else {
+            format!("{alone}, {backend}")
+        };
     };
     let ranks = launcher.world_size.map_or("as many as MPI says".to_owned(), |size| size.to_string());
     format!("rank {} of {ranks}, as {} says, {backend}", launcher.rank, launcher.name)

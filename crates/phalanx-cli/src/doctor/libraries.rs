@@ -1,6 +1,6 @@
 //! Facts about libraries: NCCL, RCCL, NVSHMEM, NVRTC and nvJitLink.
 
-use super::facts::{fact, found, missing, not_found, variables};
+use super::facts::{fact, found, library as summary, missing, not_found, variables};
 use anyhow::Result;
 use phalanx_sys::nccl::{Api, version_text};
 use phalanx_sys::nvshmem::{self, kernels};
@@ -39,6 +39,7 @@ pub fn nccl(search: &Search) -> Result<()> {
 pub fn nvshmem() -> Result<()> {
     match nvshmem::Api::load() {
         Ok(api) => {
+            summary("NVSHMEM", Some(nvshmem::version_text(api.version())))?;
             fact("version", nvshmem::version_text(api.version()))?;
             if let Some((major, minor)) = api.openshmem_version() {
                 fact("follows OpenSHMEM", format!("{major}.{minor}"))?;
@@ -48,7 +49,10 @@ pub fn nvshmem() -> Result<()> {
             let lacking: Vec<&str> = api.missing().iter().map(|function| function.name).collect();
             missing(&lacking)?;
         }
-        Err(error) => not_found(&error)?,
+        Err(error) => {
+            summary("NVSHMEM", None)?;
+            not_found(&error)?;
+        }
     }
     folder("headers", kernels::headers())?;
     match kernels::device_library() {
@@ -62,6 +66,7 @@ pub fn compiler() -> Result<()> {
     let nvrtc = match nvrtc::Api::load() {
         Ok(api) => {
             let (major, minor) = api.version();
+            summary("NVRTC", Some(format!("{major}.{minor}")))?;
             library("NVRTC", &format!("{major}.{minor}"), api.library())?;
             missing(&api.missing())?;
             folder("CUDA headers", api.cuda_headers())?;
@@ -69,16 +74,21 @@ pub fn compiler() -> Result<()> {
             Some(api)
         }
         Err(error) => {
+            summary("NVRTC", None)?;
             not_found(&error)?;
             None
         }
     };
     match nvjitlink::Api::load(nvrtc.as_ref()) {
         Ok(api) => {
+            summary("nvJitLink", Some(api.version_text()))?;
             library("nvJitLink", &api.version_text(), api.library())?;
             missing(&api.missing())
         }
-        Err(error) => not_found(&error),
+        Err(error) => {
+            summary("nvJitLink", None)?;
+            not_found(&error)
+        }
     }
 }
 

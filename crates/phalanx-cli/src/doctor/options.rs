@@ -4,21 +4,25 @@ use crate::parse;
 use clap::ValueEnum;
 use std::time::Duration;
 
-/// Show what this machine offers, and test real communication on it.
+/// Show what works on this machine, what is missing, and whether that matters.
 ///
-/// Lists the system, the limits that matter, the kernel's features, the launcher's variables, the GPUs and
-/// the libraries that connect them. Then ranks add numbers up: as threads and as processes, on the host and
-/// on all GPUs. The exit status is 1 if something fails.
+/// Tries the system calls that ranks need, looks for GPUs and the libraries that connect them, and lets ranks add
+/// numbers up: as threads and as processes, on the host and on all GPUs. The exit status is 1 if something fails.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
     /// Number of ranks in the tests on the host. Tests on GPUs have one for each GPU.
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse::ranks, default_value = "2")]
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse::ranks, default_value = "2", allow_negative_numbers = true)]
     pub ranks: usize,
 
     /// Seconds that the driver and the libraries have to answer, and the ranks of a test to wait for each
     /// other.
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, default_value = "60")]
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, default_value = "60", allow_negative_numbers = true)]
     pub timeout: Duration,
+
+    /// Show the details, too: the machine and its limits, the launcher's variables, every library with the places
+    /// that were tried and the functions that it lacks.
+    #[arg(short, long)]
+    pub verbose: bool,
 
     /// What this process does for the doctor process that started it.
     #[arg(long = "part", value_enum, hide = true)]
@@ -30,6 +34,12 @@ pub struct DoctorArgs {
 pub enum Role {
     /// Prints facts about the driver and the libraries.
     Survey,
+    /// Has memory that another process reads.
+    #[cfg(target_os = "linux")]
+    Lender,
+    /// Reads that memory.
+    #[cfg(target_os = "linux")]
+    Reader,
     /// A rank on the host.
     HostRank,
     /// A rank with a GPU.

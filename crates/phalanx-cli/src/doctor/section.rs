@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 /// Columns for the names in front of the facts.
-pub const WIDTH: usize = 36;
+const WIDTH: usize = 36;
 
 /// A heading, and below it lines of a name and what is known of it.
 pub struct Section {

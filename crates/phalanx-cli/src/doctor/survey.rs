@@ -22,6 +22,10 @@ pub struct Survey {
     pub gpus: Result<usize, String>,
     /// The same for AMD's GPUs.
     pub amd_gpus: Result<usize, String>,
+    /// How many GPUs the CUDA driver and HIP see.
+    pub seen: (usize, usize),
+    /// Libraries for NVIDIA's GPUs, with their versions if they are there.
+    pub libraries: Vec<(String, Option<String>)>,
     /// Why the survey is not complete.
     pub trouble: Option<anyhow::Error>,
 }
@@ -31,9 +35,20 @@ impl Survey {
     pub fn take(timeout: Duration) -> Survey {
         let unknown = Err("the questions about GPUs were not answered".to_owned());
         let amd_gpus = unknown.clone();
-        let mut survey = Survey { sections: Vec::new(), gpus: unknown, amd_gpus, trouble: None };
+        let mut survey = Survey { gpus: unknown, amd_gpus, ..Survey::empty() };
         survey.trouble = survey.collect(timeout).err();
         survey
+    }
+
+    fn empty() -> Survey {
+        Survey {
+            sections: Vec::new(),
+            gpus: Ok(0),
+            amd_gpus: Ok(0),
+            seen: (0, 0),
+            libraries: Vec::new(),
+            trouble: None,
+        }
     }
 
     fn collect(&mut self, timeout: Duration) -> Result<()> {
@@ -77,6 +92,8 @@ impl Survey {
             }
             Line::Gpus(gpus) => self.gpus = gpus,
             Line::AmdGpus(gpus) => self.amd_gpus = gpus,
+            Line::Seen { cuda, hip } => self.seen = (cuda, hip),
+            Line::Library(name, version) => self.libraries.push((name, version)),
         }
     }
 }
@@ -112,7 +129,7 @@ mod tests {
 
     #[test]
     fn facts_belong_to_the_heading_before_them() {
-        let mut survey = Survey { sections: Vec::new(), gpus: Ok(0), amd_gpus: Ok(0), trouble: None };
+        let mut survey = Survey::empty();
         survey.add(Line::Heading("NCCL".into()));
         survey.add(Line::Fact("version".into(), "2.28.9".into()));
         survey.add(Line::Gpus(Err("none".into())));

@@ -1,12 +1,12 @@
 //! The doctor's tests: ranks that add numbers up, as threads and as processes, on the host and on GPUs.
 
+use super::finding::{Finding, Status};
 use super::options::Role;
 use crate::error::explain;
 use crate::gpu;
 use crate::launch;
 use anyhow::{Result, ensure};
 use phalanx::{BackendKind, Comm, ReduceOp};
-use std::fmt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -29,28 +29,6 @@ enum RanksAre {
     Processes,
 }
 
-/// The result of a test.
-pub struct TrialResult {
-    result: Result<()>,
-    took: Duration,
-}
-
-impl TrialResult {
-    pub fn passed(&self) -> bool {
-        self.result.is_ok()
-    }
-}
-
-impl fmt::Display for TrialResult {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let took = self.took.as_secs_f64() * 1e3;
-        match &self.result {
-            Ok(()) => write!(f, "OK      {took:.1} ms"),
-            Err(error) => write!(f, "FAILED  {took:.1} ms: {}", explain(error)),
-        }
-    }
-}
-
 impl Trial {
     /// The tests for these numbers of ranks on the host and of GPUs.
     pub fn all(ranks: usize, gpus: usize) -> Vec<Trial> {
@@ -65,7 +43,7 @@ impl Trial {
         tests.collect()
     }
 
-    pub fn name(self) -> String {
+    fn name(self) -> String {
         let on = if self.backend == BackendKind::Nccl { " with GPUs" } else { "" };
         let kind = match self.ranks_are {
             RanksAre::Threads => "threads",
@@ -75,7 +53,7 @@ impl Trial {
     }
 
     /// Runs the test; `timeout` is that of its ranks.
-    pub fn run(self, timeout: Duration) -> TrialResult {
+    pub fn run(self, timeout: Duration) -> Finding {
         let start = Instant::now();
         let result = match (self.backend, self.ranks_are) {
             (BackendKind::Nccl, RanksAre::Processes) => in_processes(self.ranks, "gpu-rank", timeout),
@@ -84,7 +62,11 @@ impl Trial {
             (_, RanksAre::Processes) => in_processes(self.ranks, "host-rank", timeout),
             (_, RanksAre::Threads) => in_threads(self.ranks, BackendKind::Host, timeout),
         };
-        TrialResult { result, took: start.elapsed() }
+        let took = format!("{:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+        match result {
+            Ok(()) => Finding::new(Status::Ok, self.name(), took),
+            Err(error) => Finding::new(Status::Failed, self.name(), format!("{took}: {}", explain(&error))),
+        }
     }
 }
 
@@ -106,7 +88,7 @@ pub fn run_role(role: Role, timeout: Duration) -> Result<ExitCode> {
         Role::HostRank => rank(BackendKind::Host)?,
         Role::GpuRank => rank(BackendKind::Nccl)?,
         Role::AllGpus => in_threads(gpu::count()?, BackendKind::Nccl, timeout)?,
-        Role::Survey => unreachable!("no role in a test"),
+        _ => unreachable!("no role in a test"),
     }
     Ok(ExitCode::SUCCESS)
 }

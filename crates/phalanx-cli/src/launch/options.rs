@@ -22,11 +22,11 @@ use std::time::Duration;
 #[command(after_help = EXAMPLES)]
 pub struct LaunchArgs {
     /// Number of ranks to start on this machine.
-    #[arg(short = 'n', long = "ranks", visible_alias = "nproc-per-node", value_name = "N", value_parser = parse::ranks)]
+    #[arg(short = 'n', long = "ranks", visible_alias = "nproc-per-node", value_name = "N", value_parser = parse::ranks, allow_negative_numbers = true)]
     pub ranks: usize,
 
     /// End the ranks that still run after this many seconds; the exit status is then 124.
-    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse::seconds, allow_negative_numbers = true)]
     pub timeout: Option<Duration>,
 
     /// Pass the ranks' output on unchanged: no rank in front of each line.
@@ -38,7 +38,7 @@ pub struct LaunchArgs {
     pub keep_going: bool,
 
     /// With --keep-going: end the others all the same when fewer ranks than this are left on this machine.
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse::ranks, requires = "keep_going")]
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = parse::ranks, allow_negative_numbers = true, requires = "keep_going")]
     pub min_ranks: usize,
 
     /// Start a rank that has failed anew, at most this many times in all; the others go on.
@@ -47,17 +47,17 @@ pub struct LaunchArgs {
     /// communicator that the others make with Comm::rebuild. If no rank is left that could take it in, or a rank
     /// fails before all have met, all ranks are started again. When no restart is left, the next failure ends the
     /// others, unless --keep-going is given, too. One machine only.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["max_restarts", "node_rank"])]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with_all = ["max_restarts", "node_rank"])]
     pub restarts: u32,
 
     /// Start all ranks again when one has failed, at most this many times.
     ///
     /// The ranks find the number of restarts so far in PHALANX_RESTART_COUNT.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "keep_going")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with = "keep_going")]
     pub max_restarts: u32,
 
     /// Kill the ranks that still run so many seconds after they were asked to end (SIGTERM).
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_grace)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_grace, allow_negative_numbers = true)]
     pub grace: Duration,
 
     /// Also write each rank's output to files in this folder: rank-0.out, rank-0.err, …
@@ -85,11 +85,11 @@ Examples:
 #[command(next_help_heading = "Several machines")]
 pub struct NodeArgs {
     /// Number of machines that the job runs on.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes, allow_negative_numbers = true)]
     pub nnodes: usize,
 
     /// Number of this machine, from 0.
-    #[arg(long, value_name = "K", requires = "store", requires = "token_file")]
+    #[arg(long, value_name = "K", value_parser = parse::count, allow_negative_numbers = true, requires = "store", requires = "token_file")]
     pub node_rank: Option<usize>,
 
     /// The address at which the machines join: one of node 0 that all of them reach, with a free port.
@@ -115,6 +115,10 @@ impl LaunchArgs {
 /// A grace may be 0: then ranks are killed at once.
 fn parse_grace(text: &str) -> Result<Duration, String> {
     if text.parse() == Ok(0.0) { Ok(Duration::ZERO) } else { parse::seconds(text) }
+}
+
+fn restarts() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..)
 }
 
 fn parse_nodes(text: &str) -> Result<usize, String> {

@@ -8,16 +8,17 @@ use super::output::Output;
 use super::placement::Placement;
 use super::report::{print_end, print_failure};
 use super::status;
+use crate::exit;
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 /// Runs the ranks with this program's output. Returns the exit status of the rank that failed first.
 pub fn run(ranks: usize, arguments: Vec<OsString>) -> Result<ExitCode> {
     let outcome = run_attempt(ranks, arguments, Output::Inherited, None, |failure| {
-        // A rank that exits with 1 has printed the reason itself.
-        if !matches!(failure.end, End::Status(status) if status.code() == Some(1)) {
+        let explained = |status: ExitStatus| status.code().is_some_and(exit::is_explained);
+        if !matches!(failure.end, End::Status(status) if explained(status)) {
             print_failure(failure);
         }
     })?;

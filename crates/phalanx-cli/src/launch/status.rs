@@ -1,11 +1,9 @@
 //! How a process ended: as text, and as the exit status that a shell gives it.
 
 use super::signals;
+pub use crate::exit::TIMED_OUT;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-
-/// Exit status when the ranks still ran at `--timeout`, as that of timeout(1).
-pub const TIMED_OUT: u8 = 124;
 
 /// `exit status 3`, `killed by SIGKILL`.
 pub fn describe(status: ExitStatus) -> String {

@@ -37,17 +37,21 @@ mod values;
 mod view;
 mod world;
 
+use crate::exit;
 use anyhow::Result;
 use options::PerfArgs;
 use reporter::Reporter;
 use std::process::ExitCode;
 use world::World;
 
-/// Measures an operation. The exit status is 0 if all results are right.
+/// Measures an operation. The exit status is 0 if all results are right, 3 if some are wrong.
 pub fn run(args: &PerfArgs) -> Result<ExitCode> {
-    let plan = args.plan()?;
+    let plan = args.plan().map_err(exit::usage)?;
     let world = World::choose(args)?;
     world.check(&plan)?;
+    if !args.as_rank {
+        export::check(args)?;
+    }
     let reporter = Reporter::new(args, world.kind());
     let wrong = match world {
         World::Processes(ranks) => return rank::start_processes(ranks),
@@ -56,7 +60,7 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
     };
     match wrong {
         Ok(0) => Ok(ExitCode::SUCCESS),
-        Ok(_) => Ok(ExitCode::FAILURE),
+        Ok(_) => Ok(ExitCode::from(exit::WRONG_DATA)),
         // The rank that aborted prints the reason.
         Err(error) if args.as_rank && rank::was_aborted(&error) => Ok(ExitCode::FAILURE),
         Err(error) => Err(error),

@@ -11,7 +11,7 @@ use crate::parse;
 use crate::size;
 use anyhow::{Result, bail, ensure};
 use phalanx::DType;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SIZES: &str = "Sizes";
@@ -27,13 +27,14 @@ const DEFAULT_MAX: usize = 64 << 20;
 ///
 /// Prints one line per size: the time, the bandwidth, and the number of wrong elements, first with
 /// separate input and output buffers (out of place), then with one buffer for both (in place). The
-/// exit status is 1 if any element was wrong.
+/// exit status is 0 if all elements are right and 3 if any is wrong; `phalanx --help` lists the others.
 ///
 /// algbw is the size divided by the time. busbw is the bandwidth of the busiest link: it can be compared
 /// with the hardware's bandwidth, whatever the number of ranks. 1 GB is 1e9 bytes.
 ///
 /// On the host, a time is the median of iterations that all ranks begin together: at one moment of the
-/// host's clock if each rank has a core, else after a barrier. p50, p95 and p99 are of these iterations.
+/// host's clock if each rank has a core, else after a barrier. p50, p95 and p99 (with -I) are of these
+/// iterations.
 ///
 /// On GPUs, a time is that of the reference benchmark: the average of a loop that enqueues every iteration
 /// and then waits for the stream, and the mean of all ranks. p50, p95 and p99 are of the times between CUDA
@@ -45,17 +46,18 @@ pub struct PerfArgs {
     #[arg(value_enum)]
     pub operation: Operation,
 
-    /// The smallest size of a rank's larger buffer [default: 4]
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
+    /// The smallest size of a rank's larger buffer: a multiple of the element type's size. K, M and G, or KiB,
+    /// MiB and GiB, are powers of 1024; KB, MB and GB are powers of 1000 [default: 4, or one element]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, help_heading = SIZES)]
     min: Option<usize>,
-    /// The largest size: bytes, or with K, M, G for powers of 1024 [default: 64M]
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = size::parse, help_heading = SIZES)]
+    /// The largest size [default: 64M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true, help_heading = SIZES)]
     max: Option<usize>,
     /// Add this to a size to get the next one, instead of multiplying.
-    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = size::parse, conflicts_with = "factor", help_heading = SIZES)]
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = size::parse, conflicts_with = "factor", allow_hyphen_values = true, help_heading = SIZES)]
     step: Option<usize>,
     /// Multiply a size by this to get the next one.
-    #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 4, help_heading = SIZES)]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", value_parser = parse::count, default_value = "4", allow_negative_numbers = true, help_heading = SIZES)]
     factor: usize,
 
     /// The reduction: sum, prod, min, max, avg, mulsum or all. mulsum is a sum in which each rank's
@@ -70,43 +72,43 @@ pub struct PerfArgs {
     root: Choice<usize>,
     /// The buffers' memory. 0: the rank's own. 1: on the host, memory from Comm::alloc, which peers read
     /// directly; on GPUs, memory registered with NCCL. 2: on GPUs, symmetric windows.
-    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", help_heading = WORK)]
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", allow_negative_numbers = true, help_heading = WORK)]
     registration: u8,
 
     /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes; on GPUs 20]
-    #[arg(short = 'n', long = "iters", value_name = "N", value_parser = values::count, help_heading = MEASUREMENT)]
+    #[arg(short = 'n', long = "iters", value_name = "N", value_parser = values::count, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     iterations: Option<usize>,
     /// Untimed iterations before them [default: a fifth of the timed ones; on GPUs 5]
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", value_parser = values::count_or_none, help_heading = MEASUREMENT)]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     warmup: Option<usize>,
     /// Operations in one iteration, one after the other; the time is divided by their number.
-    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = values::count, default_value = "1", help_heading = MEASUREMENT)]
+    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", value_parser = values::count, default_value = "1", allow_negative_numbers = true, help_heading = MEASUREMENT)]
     aggregate: usize,
     /// Repeat the whole run this many times; 0 repeats it until it is interrupted.
-    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", value_parser = parse::count, default_value = "1", allow_negative_numbers = true, help_heading = MEASUREMENT)]
     cycles: usize,
     /// Check the results of each size this many times; 0 leaves the check out.
-    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1, help_heading = MEASUREMENT)]
+    #[arg(short = 'c', long = "check", value_name = "N", value_parser = parse::count, default_value = "1", allow_negative_numbers = true, help_heading = MEASUREMENT)]
     checks: usize,
     /// Report the average of a loop without barriers as the time, as the reference benchmark does, instead
     /// of the median of iterations that the ranks begin together. 0: rank 0's average; 1: the mean of all
     /// ranks; 2: the least; 3: the greatest. On GPUs the time is always such an average [default there: 1]
-    #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = values::average, help_heading = MEASUREMENT)]
+    #[arg(short = 'a', long = "average", value_name = "0|1|2|3", value_parser = values::average, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     loop_average: Option<Average>,
     /// GPUs: put all iterations into a CUDA graph and launch it this many times; 0 enqueues each operation.
-    #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = values::count_or_none, default_value = "0", help_heading = MEASUREMENT)]
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", value_parser = parse::count, default_value = "0", allow_negative_numbers = true, help_heading = MEASUREMENT)]
     graph_launches: usize,
     /// GPUs, 1: wait for each iteration before the next is enqueued.
-    #[arg(short = 'z', long = "blocking", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    #[arg(short = 'z', long = "blocking", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     blocking: u8,
     /// GPUs, 1: also print the time of the call that enqueues an operation (with -G, its share of a launch).
-    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     cpu_time: u8,
-    /// 1: also print the spread of the iterations' times, and save every one of them with --json.
-    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, help_heading = MEASUREMENT)]
+    /// 1: also print p50, p95, p99 and the spread of the iterations' times, and save every one with --json.
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0|1", value_parser = values::switch(), default_value = "0", default_missing_value = "1", num_args = 0..=1, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     per_iteration: u8,
     /// Fail when a rank waits longer than this many seconds for the others.
-    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, help_heading = MEASUREMENT)]
+    #[arg(short = 'T', long = "timeout", value_name = "SECONDS", value_parser = parse::seconds, allow_negative_numbers = true, help_heading = MEASUREMENT)]
     timeout: Option<Duration>,
 
     /// The backend that moves the data.
@@ -114,14 +116,14 @@ pub struct PerfArgs {
     pub backend: Backend,
     /// Ranks that are threads of one process [default: one per GPU; on the host one per usable core, at
     /// least 2]
-    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse::ranks, conflicts_with = "processes", help_heading = RANKS)]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = parse::ranks, conflicts_with = "processes", allow_negative_numbers = true, help_heading = RANKS)]
     threads: Option<usize>,
     /// Ranks that are processes, which this program starts.
-    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
+    #[arg(short = 'p', long = "processes", value_name = "N", value_parser = parse::ranks, allow_negative_numbers = true, help_heading = RANKS)]
     processes: Option<usize>,
     /// Multiply the number of ranks by this. In the reference benchmark it is the GPUs of a thread; here each
     /// GPU has its own thread or, with -p, process.
-    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse::ranks, help_heading = RANKS)]
+    #[arg(short = 'g', long = "ngpus", value_name = "N", value_parser = parse::ranks, allow_negative_numbers = true, help_heading = RANKS)]
     gpus_per_thread: Option<usize>,
     /// Pin rank r to core r, modulo the number of cores (Linux). Figures are steadier: without it the system
     /// may run two ranks on one core.
@@ -131,10 +133,11 @@ pub struct PerfArgs {
     #[arg(long = "as-rank", hide = true)]
     pub as_rank: bool,
 
-    /// Write the results to this JSON file, with all figures.
+    /// Write the results to this JSON file, with all figures. - is standard output; the table then goes to
+    /// standard error.
     #[arg(short = 'J', long = "json", alias = "output_file", value_name = "FILE", help_heading = OUTPUT)]
     pub json: Option<PathBuf>,
-    /// Write the results to this CSV file.
+    /// Write the results to this CSV file; - as with --json.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub csv: Option<PathBuf>,
     /// Draw time and bus bandwidth by size to this file; its name ends in .svg or .png.
@@ -227,13 +230,31 @@ impl PerfArgs {
         if !self.operation.has_data() {
             return Ok((vec![0], vec![DType::U8]));
         }
-        let min = self.min.unwrap_or(DEFAULT_MIN.min(self.max.unwrap_or(DEFAULT_MIN)));
+        let default = self.default_min();
+        let min = self.min.unwrap_or(default.min(self.max.unwrap_or(default)));
         let max = self.max.unwrap_or(DEFAULT_MAX.max(min));
-        let dtypes = match self.dtype {
-            Choice::One(dtype) => vec![dtype],
-            Choice::All => DType::ALL.to_vec(),
-        };
-        Ok((plan::sizes(min, max, self.step())?, dtypes))
+        let sizes = plan::sizes(min, max, self.step())?;
+        match self.dtype {
+            Choice::One(dtype) => {
+                plan::check_multiples(&sizes, dtype)?;
+                Ok((sizes, vec![dtype]))
+            }
+            // No size fits all types: each rounds down to whole elements.
+            Choice::All => Ok((sizes, DType::ALL.to_vec())),
+        }
+    }
+
+    /// The smallest size if none is named: the reference benchmark's, but at least one element.
+    fn default_min(&self) -> usize {
+        match self.dtype {
+            Choice::One(dtype) => DEFAULT_MIN.max(dtype.size()),
+            Choice::All => DEFAULT_MIN,
+        }
+    }
+
+    /// The files that the run writes.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.json, &self.csv, &self.plot].into_iter().flatten().map(PathBuf::as_path)
     }
 
     fn check_gpu_options(&self) -> Result<()> {
@@ -255,7 +276,7 @@ impl PerfArgs {
     }
 
     fn check_files(&self) -> Result<()> {
-        let files: Vec<&PathBuf> = [&self.json, &self.csv, &self.plot].into_iter().flatten().collect();
+        let files: Vec<&Path> = self.files().collect();
         if let Some(twice) = (1..files.len()).find(|at| files[..*at].contains(&files[*at])) {
             bail!("{} is named twice: results of two forms need a file each", files[twice].display());
         }
@@ -359,6 +380,21 @@ mod tests {
         let plan = plan("all_reduce");
         assert_eq!((plan.sizes[0], plan.largest(), plan.sizes.len()), (4, 64 << 20, 13));
         assert_eq!(plan.reductions, [Some(RedOp::Sum)]);
+    }
+
+    #[test]
+    fn sizes_are_whole_elements() {
+        let refused =
+            |line: &str| parse(&format!("phalanx perf {line}")).unwrap().plan().unwrap_err().to_string();
+        assert!(
+            refused("all_reduce -b 10")
+                .contains("10 bytes are no multiple of 4, the size of an f32: give 8 or 12")
+        );
+        assert!(refused("all_reduce -b 8 -e 64 -i 6").contains("14 bytes"));
+        assert_eq!(plan("all_reduce -d f64").sizes[0], 8);
+        assert_eq!(plan("all_reduce -d u8 -b 7 -e 7").sizes, [7]);
+        assert_eq!(plan("all_reduce -d all -b 10 -e 10").sizes, [10], "each type rounds down");
+        assert_eq!(plan("all_reduce -b 2 -e 8 -f 2").sizes, [2, 4, 8], "too small for an element: left out");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::operation::Operation;
 use super::reduction::RedOp;
 use super::report::Average;
 use crate::size;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use phalanx::{BackendKind, Comm, DType};
 use std::time::Duration;
@@ -128,7 +128,7 @@ impl Plan {
     /// Checks that this many ranks can carry out the plan.
     pub fn check(&self, ranks: usize) -> Result<()> {
         if let Some(objection) = self.operation.objection(ranks) {
-            anyhow::bail!("{objection}");
+            bail!("{objection}");
         }
         if let Roots::One(root) = self.roots {
             ensure!(root < ranks, "--root {root} does not exist: the ranks are 0 to {}", ranks - 1);
@@ -215,6 +215,18 @@ pub fn sizes(min: usize, max: usize, step: Step) -> Result<Vec<usize>> {
         size::format(max as u64)
     );
     Ok(sizes)
+}
+
+/// Checks that each size is a number of whole elements. Sizes below one element are left out of the run.
+pub fn check_multiples(sizes: &[usize], dtype: DType) -> Result<()> {
+    let element = dtype.size();
+    let is_odd = |size: &&usize| **size > element && !size.is_multiple_of(element);
+    let Some(odd) = sizes.iter().find(is_odd) else { return Ok(()) };
+    let below = odd - odd % element;
+    bail!(
+        "{odd} bytes are no multiple of {element}, the size of an {dtype}: give {below} or {}",
+        below + element
+    )
 }
 
 #[cfg(test)]

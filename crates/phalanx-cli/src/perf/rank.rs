@@ -7,7 +7,7 @@ use super::one_sided;
 use super::plan::Plan;
 use super::reporter::Reporter;
 use crate::launch;
-use crate::{machine, pin};
+use crate::{exit, machine, pin};
 use anyhow::{Context, Result};
 use phalanx::{Builder, Comm};
 use std::ffi::OsString;
@@ -69,7 +69,7 @@ fn run(comm: Comm, plan: &Plan, cores: usize, reporter: Option<Reporter>) -> Res
 }
 
 fn measure(comm: &Comm, plan: &Plan, cores: usize, reporter: Option<Reporter>) -> Result<u64> {
-    plan.check(comm.world_size())?;
+    plan.check(comm.world_size()).map_err(exit::usage)?;
     if plan.pin {
         pin::to_core_of(comm.rank())?;
     }
@@ -77,7 +77,7 @@ fn measure(comm: &Comm, plan: &Plan, cores: usize, reporter: Option<Reporter>) -
         return measure_one_sided(comm, plan, reporter);
     }
     let stream = device::stream(comm, plan)?;
-    plan.check_place(stream.is_some())?;
+    plan.check_place(stream.is_some()).map_err(exit::usage)?;
     match &stream {
         Some(stream) => measure_collective(&*comm.on(stream)?, plan, cores, reporter),
         None => measure_collective(comm, plan, cores, reporter),
@@ -94,7 +94,7 @@ fn measure_collective(comm: &Comm, plan: &Plan, cores: usize, reporter: Option<R
 }
 
 fn measure_one_sided(comm: &Comm, plan: &Plan, reporter: Option<Reporter>) -> Result<u64> {
-    plan.check_place(true)?;
+    plan.check_place(true).map_err(exit::usage)?;
     let nvshmem = one_sided::context(comm, plan)?;
     let gpus = device::gpus(comm, Some(nvshmem.cuda_context().ordinal()))?;
     let wrong = match reporter {

@@ -50,7 +50,7 @@ impl Reporter {
             machine: self.machine,
             rows: Vec::new(),
         };
-        let mut exporters = export::exporters(&self.args, saved)?;
+        let mut exporters = export::exporters(&self.args, saved);
         for exporter in &mut exporters {
             exporter.begin(&report)?;
         }

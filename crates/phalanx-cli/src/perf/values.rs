@@ -2,6 +2,7 @@
 
 use super::reduction::RedOp;
 use super::report::Average;
+use crate::parse;
 use clap::ValueEnum;
 use phalanx::DType;
 
@@ -11,9 +12,6 @@ pub enum Choice<T> {
     One(T),
     All,
 }
-
-/// A limit for counts: times of all iterations are kept, and products of counts must not overflow.
-const MAX_COUNT: usize = 100_000_000;
 
 /// Reads the number that the reference benchmark gives an average.
 pub fn average(text: &str) -> Result<Average, String> {
@@ -28,16 +26,10 @@ pub fn average(text: &str) -> Result<Average, String> {
 
 /// Reads a count of at least 1.
 pub fn count(text: &str) -> Result<usize, String> {
-    match count_or_none(text) {
+    match parse::count(text) {
         Ok(0) => Err("0 is no count: expected 1, 2, 3, …".to_owned()),
         count => count,
     }
-}
-
-/// Reads a count that may be 0.
-pub fn count_or_none(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count <= MAX_COUNT);
-    count.ok_or_else(|| format!("{text:?} is no count: expected a whole number, at most {MAX_COUNT}"))
 }
 
 /// Reads 0 or 1: off and on in the reference benchmark.

@@ -5,11 +5,8 @@ use super::plan::{Backend, Plan};
 use super::report::RankKind;
 use crate::error::explain;
 use crate::log::say;
-use crate::{gpu, machine, size};
-use anyhow::{Context, Result, bail, ensure};
-
-/// The library's limit for ranks that share memory.
-const MAX_THREADS: usize = 512;
+use crate::{exit, gpu, machine, parse, size};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 /// The ranks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,10 +28,10 @@ impl World {
         // The launcher of a single rank may be an interactive step of Slurm: the options decide.
         let launcher = phalanx::choose()?.launcher.filter(|launcher| launcher.world_size != Some(1));
         let on_nvshmem = args.operation.is_one_sided() || args.backend == Backend::Nvshmem;
-        let (threads, processes) = args.ranks()?;
+        let (threads, processes) = args.ranks().map_err(exit::usage)?;
         match (launcher, threads, processes) {
             (None, Some(_), _) if on_nvshmem => {
-                bail!("a process is one PE of NVSHMEM: use -p instead of -t")
+                bail!(exit::usage(anyhow!("a process is one PE of NVSHMEM: use -p instead of -t")))
             }
             (None, Some(threads), _) => Ok(World::Threads(threads)),
             (None, None, Some(processes)) => Ok(World::Processes(processes)),
@@ -45,11 +42,13 @@ impl World {
                 ensure!(gpus > 0, "{name} needs GPUs, and the CUDA driver sees none");
                 Ok(World::Processes(gpus))
             }
-            (None, None, None) => Ok(World::Threads(default_threads(args.backend)?.min(MAX_THREADS))),
+            (None, None, None) => Ok(World::Threads(default_threads(args.backend)?.min(parse::MAX_RANKS))),
             (Some(_), None, None) => Ok(World::Rank(RankKind::Launched)),
             (Some(launcher), ..) => {
                 let (name, variables) = (launcher.name, launcher.recognised_by.join(", "));
-                bail!("this process is a rank of {name} ({variables}): leave out -t, -p and -g")
+                bail!(exit::usage(anyhow!(
+                    "this process is a rank of {name} ({variables}): leave out -t, -p and -g"
+                )))
             }
         }
     }
@@ -69,7 +68,7 @@ impl World {
         let (World::Threads(ranks) | World::Processes(ranks)) = self else {
             return Ok(());
         };
-        plan.check(ranks)?;
+        plan.check(ranks).map_err(exit::usage)?;
         if plan.backend == Backend::Nvshmem {
             phalanx::nvshmem::version()
                 .with_context(|| format!("{} needs NVSHMEM", plan.operation.name()))?;
@@ -78,24 +77,29 @@ impl World {
             Backend::Auto => may_choose_gpus() && are_enough_gpus(ranks),
             named => matches!(named, Backend::Nccl | Backend::Nvshmem),
         };
-        plan.check_place(on_gpus)?;
+        plan.check_place(on_gpus).map_err(exit::usage)?;
         if on_gpus {
             // Each rank checks the memory of its GPU.
             return Ok(());
         }
-        let needed = (plan.largest() as u64).saturating_mul(2).saturating_mul(ranks as u64);
-        if let Some(available) = machine::memory("MemAvailable") {
-            ensure!(
-                needed <= available,
-                "{ranks} ranks with two buffers of {} each need {}, and {} of memory are available: \
-                 lower --maxbytes",
-                size::format(plan.largest() as u64),
-                size::format(needed),
-                size::format(available)
-            );
-        }
-        Ok(())
+        check_memory(plan, ranks).map_err(exit::usage)
     }
+}
+
+/// Checks that the buffers of all ranks fit this machine's memory.
+fn check_memory(plan: &Plan, ranks: usize) -> Result<()> {
+    let needed = (plan.largest() as u64).saturating_mul(2).saturating_mul(ranks as u64);
+    if let Some(available) = machine::memory("MemAvailable") {
+        ensure!(
+            needed <= available,
+            "{ranks} ranks with two buffers of {} each need {}, and {} of memory are available: \
+             lower --maxbytes",
+            size::format(plan.largest() as u64),
+            size::format(needed),
+            size::format(available)
+        );
+    }
+    Ok(())
 }
 
 /// The number of thread ranks if the options name none: one per GPU, or per core.

@@ -32,6 +32,17 @@ pub struct Finding {
     pub why: String,
 }
 
+impl Finding {
+    /// `Rank 1: missing`.
+    pub fn verdict(&self) -> String {
+        let ranks = text::ranks(&self.ranks);
+        let mut chars = ranks.chars();
+        let ranks: String =
+            chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default();
+        format!("{ranks}: {}", self.what)
+    }
+}
+
 /// Finds the ranks at fault, and a rank that is slower than the others.
 pub fn find(merged: &Merged) -> Vec<Finding> {
     let failure = merged.ranks.values().find_map(|record| record.error.as_ref());

@@ -18,13 +18,24 @@ mod summary;
 mod svg;
 mod text;
 
-use anyhow::{Context, Result, bail};
+use crate::{exit, file, log};
+use anyhow::{Result, anyhow, bail};
 use options::TraceArgs;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Prints the summary of all communicators, and writes the timelines that the options ask for.
 pub fn run(args: &TraceArgs) -> Result<ExitCode> {
+    let files: Vec<&Path> = args.files().collect();
+    if let [first, second] = &*files
+        && first == second
+    {
+        bail!(exit::usage(anyhow!(
+            "{} is named twice: each timeline needs a file of its own",
+            first.display()
+        )));
+    }
     let mut merged = merge::merge(files::read_all(&args.paths)?);
     if let Some(name) = &args.communicator {
         let names: Vec<String> = merged.iter().map(|merged| merged.name.clone()).collect();
@@ -34,14 +45,17 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         }
     }
     if let Some(path) = &args.perfetto {
-        let timeline = serde_json::to_vec(&perfetto::export(&merged))?;
-        std::fs::write(path, timeline).with_context(|| format!("cannot write {}", path.display()))?;
+        file::write(path, &serde_json::to_vec(&perfetto::export(&merged))?)?;
     }
     if let Some(path) = &args.svg {
         // The largest communicator; --communicator selects another.
-        let picture = svg::draw(&merged[0], args.last)?;
-        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+        file::write(path, &svg::draw(&merged[0], args.last)?)?;
     }
-    std::io::stdout().write_all(summary::write(&merged, args.last).as_bytes())?;
+    let summary = summary::write(&merged, args.last);
+    if args.files().any(file::is_stdout) {
+        log::say(summary.trim_end());
+    } else {
+        std::io::stdout().write_all(summary.as_bytes())?;
+    }
     Ok(ExitCode::SUCCESS)
 }

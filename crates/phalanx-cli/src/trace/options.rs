@@ -1,6 +1,7 @@
 //! The options of `phalanx trace`.
 
-use std::path::PathBuf;
+use crate::parse;
+use std::path::{Path, PathBuf};
 
 /// Find the rank that held the others up, from the ranks' flight records.
 ///
@@ -20,15 +21,23 @@ pub struct TraceArgs {
     #[arg(short, long, value_name = "NAME")]
     pub communicator: Option<String>,
 
-    /// Write a timeline for https://ui.perfetto.dev and chrome://tracing to this file.
+    /// Write a timeline for https://ui.perfetto.dev and chrome://tracing to this file. - is standard output; the
+    /// summary then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
 
-    /// Draw the timeline of the last operations to this file, as SVG.
+    /// Draw the timeline of the last operations to this file, as SVG; - as with --perfetto.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
     /// Number of each rank's last operations in the picture and the list.
-    #[arg(long, value_name = "N", default_value = "12")]
+    #[arg(long, value_name = "N", value_parser = parse::count, default_value = "12", allow_negative_numbers = true)]
     pub last: usize,
+}
+
+impl TraceArgs {
+    /// The files that are written.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.perfetto, &self.svg].into_iter().flatten().map(PathBuf::as_path)
+    }
 }

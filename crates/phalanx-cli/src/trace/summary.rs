@@ -1,6 +1,6 @@
 //! The summary as text: each communicator, the ranks at fault and why, and every rank's last operations.
 
-use super::diagnosis::{self, Finding};
+use super::diagnosis;
 use super::merge::Merged;
 use super::record::{FlightRecord, Operation, State};
 use super::text::{self, time};
@@ -17,8 +17,7 @@ fn one(merged: &Merged, last: usize) -> String {
     // Writing to a string does not fail.
     let _ = header(&mut out, merged);
     for finding in diagnosis::find(merged) {
-        let Finding { ranks, what, why } = finding;
-        let _ = writeln!(out, "\n  {}: {what}\n    {why}", capital(&text::ranks(&ranks)));
+        let _ = writeln!(out, "\n  {}\n    {}", finding.verdict(), finding.why);
     }
     for (rank, record) in &merged.ranks {
         let _ = one_rank(&mut out, merged, *rank, record, last);
@@ -89,9 +88,4 @@ fn line(merged: &Merged, record: &FlightRecord, operation: &Operation) -> String
     let waited = operation.started_ns.saturating_sub(operation.enqueued_ns);
     let waited = if waited > 0 { format!(", {} after its call", time(waited)) } else { String::new() };
     format!("{at:>12.3} ms  {:>6}  {}  {how}{waited}", operation.sequence, operation.describe())
-}
-
-fn capital(text: &str) -> String {
-    let mut chars = text.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }

@@ -1,51 +1,100 @@
-//! The timeline of the last operations as a picture: a row for each rank.
+//! The timeline of the last operations as a picture: the verdict, and a row for each rank. A rank at fault has a row
+//! even without a record.
 
+use super::diagnosis::{self, Finding};
 use super::merge::Merged;
 use super::record::{Operation, State};
 use crate::picture::{self, Area, BLUE, DrawError, FONT, Format, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION};
 use anyhow::{Context, Result};
 use plotters::prelude::*;
-use std::collections::BTreeMap;
+use plotters::style::IntoTextStyle;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pixels of the picture's width, and of a row's height.
 const WIDTH: u32 = 1400;
 const ROW: u32 = 44;
 const TEXT_SIZE: u32 = 14;
 const COLORS: [RGBColor; 6] = [BLUE, GREEN, PURPLE, ORANGE, SKY_BLUE, RGBColor(120, 120, 120)];
-/// Operations that failed or have not ended.
+/// Operations that failed or have not ended, and ranks at fault.
 const FAILED: RGBColor = VERMILION;
+/// Characters of the verdict in a line, and pixels of a line's height.
+const LINE: (usize, u32) = (170, 20);
+/// The most ranks at fault without a record that get a row.
+const MAX_ABSENT: usize = 16;
 
 /// A rank's operations.
 struct Row<'a> {
     rank: usize,
     operations: &'a [Operation],
     written_ns: u64,
+    has_record: bool,
+    is_at_fault: bool,
 }
 
 /// Draws a communicator's last operations, as SVG.
 pub fn draw(merged: &Merged, last: usize) -> Result<Vec<u8>> {
-    let rows: Vec<Row<'_>> = merged
-        .ranks
-        .iter()
-        .map(|(rank, record)| {
-            let shown = record.records.len().saturating_sub(last);
-            Row { rank: *rank, operations: &record.records[shown..], written_ns: record.written_ns }
-        })
-        .collect();
-    let height = 110 + ROW * rows.len().max(1) as u32;
-    picture::draw(Format::Svg, (WIDTH, height), &|area| paint(area, merged, &rows)).context("cannot draw")
+    let findings = diagnosis::find(merged);
+    let (rows, verdict) = (rows(merged, &findings, last), verdict(&findings));
+    let height = 110 + LINE.1 * verdict.len() as u32 + ROW * rows.len().max(1) as u32;
+    picture::draw(Format::Svg, (WIDTH, height), &|area| paint(area, merged, &verdict, &rows))
+        .context("cannot draw")
 }
 
-fn paint(area: &Area<'_>, merged: &Merged, rows: &[Row<'_>]) -> Result<(), DrawError> {
+fn rows<'a>(merged: &'a Merged, findings: &[Finding], last: usize) -> Vec<Row<'a>> {
+    let at_fault: BTreeSet<usize> = findings.iter().flat_map(|finding| &finding.ranks).copied().collect();
+    let absent = merged.absent().into_iter().filter(|rank| at_fault.contains(rank)).take(MAX_ABSENT);
+    let absent =
+        absent.map(|rank| Row { rank, operations: &[], written_ns: 0, has_record: false, is_at_fault: true });
+    let recorded = merged.ranks.iter().map(|(rank, record)| {
+        let shown = record.records.len().saturating_sub(last);
+        Row {
+            rank: *rank,
+            operations: &record.records[shown..],
+            written_ns: record.written_ns,
+            has_record: true,
+            is_at_fault: at_fault.contains(rank),
+        }
+    });
+    let mut rows: Vec<Row<'_>> = recorded.chain(absent).collect();
+    rows.sort_unstable_by_key(|row| row.rank);
+    rows
+}
+
+/// The findings as lines that fit the picture.
+fn verdict(findings: &[Finding]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for finding in findings {
+        let mut line = String::new();
+        for word in format!("{} — {}", finding.verdict(), finding.why).split(' ') {
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > LINE.0 {
+                lines.push(std::mem::take(&mut line));
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line += word;
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn paint(area: &Area<'_>, merged: &Merged, verdict: &[String], rows: &[Row<'_>]) -> Result<(), DrawError> {
     let mut colors: BTreeMap<&str, RGBColor> = BTreeMap::new();
     for operation in rows.iter().flat_map(|row| row.operations) {
         let next = COLORS[colors.len() % COLORS.len()];
         colors.entry(&operation.operation).or_insert(next);
     }
     let title = format!("{}: {} ranks, backend {}", merged.name, merged.world_size, merged.backend);
-    let (legend, diagram) = area.titled(&title, (FONT, TEXT_SIZE + 4))?.split_vertically(22);
+    let area = area.titled(&title, (FONT, TEXT_SIZE + 4))?;
+    let (text, area) = area.split_vertically(LINE.1 * verdict.len() as u32);
+    for (number, line) in verdict.iter().enumerate() {
+        let at = (8, (LINE.1 * number as u32) as i32 + 3);
+        text.draw(&Text::new(line.clone(), at, (FONT, TEXT_SIZE).into_text_style(&text).color(&FAILED)))?;
+    }
+    let (legend, diagram) = area.split_vertically(22);
     paint_legend(&legend, &colors)?;
-    paint_rows(area, &diagram, rows, &colors)
+    paint_rows(&diagram, rows, &colors)
 }
 
 fn paint_legend(legend: &Area<'_>, colors: &BTreeMap<&str, RGBColor>) -> Result<(), DrawError> {
@@ -59,7 +108,6 @@ fn paint_legend(legend: &Area<'_>, colors: &BTreeMap<&str, RGBColor>) -> Result<
 }
 
 fn paint_rows(
-    area: &Area<'_>,
     diagram: &Area<'_>,
     rows: &[Row<'_>],
     colors: &BTreeMap<&str, RGBColor>,
@@ -94,9 +142,15 @@ fn paint_rows(
             Rectangle::new([(at(start), low), (at(over.max(start)), high)], color.mix(0.8).filled())
         });
         chart.draw_series(bars)?;
-        let (_, y) = chart.backend_coord(&(0.0, (low + high) / 2.0));
-        let name = format!("rank {}", row.rank);
-        area.draw(&Text::new(name, (8, y - TEXT_SIZE as i32 / 2), (FONT, TEXT_SIZE)))?;
+        // The chart's places are the picture's, the diagram's begin at its own corner.
+        let (left, y) = chart.backend_coord(&(0.0, (low + high) / 2.0));
+        let y = y - diagram.get_pixel_range().1.start - TEXT_SIZE as i32 / 2;
+        let style = (FONT, TEXT_SIZE).into_text_style(diagram);
+        let style = if row.is_at_fault { style.color(&FAILED) } else { style };
+        diagram.draw(&Text::new(format!("rank {}", row.rank), (8, y), style.clone()))?;
+        if !row.has_record {
+            diagram.draw(&Text::new("no record", (left + 8, y), style))?;
+        }
     }
     Ok(())
 }

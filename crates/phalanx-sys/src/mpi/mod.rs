@@ -33,7 +33,7 @@ pub struct Mpi {
 }
 
 /// The error if no MPI can be loaded.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// No library was found.
     #[error(transparent)]
@@ -41,6 +41,13 @@ pub enum LoadError {
     /// The library lacks a function of MPI 3.
     #[error(transparent)]
     MissingFunction(#[from] MissingFunction),
+}
+
+// `unwrap`, and a `main` that returns the error, print this.
+impl std::fmt::Debug for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 impl Mpi {

@@ -13,7 +13,8 @@ pub fn on_ranks(name: &str, f: impl Fn(Comm) -> Result<()> + Sync) -> ExitCode {
         if phalanx::choose()?.launcher.is_some() {
             return f(builder.init()?);
         }
-        let ranks = std::env::args().nth(1).map_or(Ok(2), |text| text.parse());
+        let ranks = std::env::args().nth(1).filter(|argument| !argument.starts_with("--"));
+        let ranks = ranks.map_or(Ok(2), |text| text.parse());
         let ranks = ranks.map_err(|error| format!("the number of ranks: {error}"))?;
         builder.run(ranks, &f)?.into_iter().collect()
     };

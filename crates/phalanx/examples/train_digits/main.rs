@@ -52,7 +52,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn one_rank(mut comm: Comm, options: &Options) -> Result<()> {
-    let data = digits::load(&options.data)?;
+    let data = digits::load(options.data.as_deref())?;
     let mut training = Training::new();
     loop {
         match training.run(&comm, &data, options.epochs) {

@@ -5,6 +5,8 @@
 //! cargo run --release -p phalanx --example train_digits_gpu -- 2             ranks as threads
 //! phalanx launch -n 2 -- target/release/examples/train_digits_gpu            ranks as processes
 //! ```
+//!
+//! `--data PATH` names other images; those of the repository are part of the program.
 
 #[path = "../train_digits/digits.rs"]
 mod digits;
@@ -19,7 +21,7 @@ mod training;
 
 use gpu::Result;
 use phalanx::Comm;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use training::train;
 
@@ -31,10 +33,18 @@ fn main() -> ExitCode {
     gpu::on_ranks("train_digits_gpu", one_rank)
 }
 
+/// The file behind `--data`.
+fn data() -> Result<Option<PathBuf>> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--data");
+    match (arguments.next(), arguments.next()) {
+        (None, _) => Ok(None),
+        (Some(_), Some(path)) => Ok(Some(path.into())),
+        (Some(option), None) => Err(format!("{option} needs a value").into()),
+    }
+}
+
 fn one_rank(comm: Comm) -> Result<()> {
-    let data = std::env::var_os("DIGITS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/digits.csv.gz"), Into::into);
-    let accuracy = train(&comm, &digits::load(&data)?, EPOCHS)?;
+    let accuracy = train(&comm, &digits::load(data()?.as_deref())?, EPOCHS)?;
     comm.finalize()?;
     if accuracy < REQUIRED_ACCURACY {
         let (reached, required) = (100.0 * accuracy, 100.0 * REQUIRED_ACCURACY);

@@ -59,6 +59,7 @@ impl Comm {
     /// `name` identifies the communicator in flight records; it is the same on all its ranks.
     pub(crate) fn new(backend: Arc<dyn Backend>, name: String) -> Comm {
         let shape = Shape { rank: backend.rank(), world_size: backend.world_size() };
+        backend.set_name(&name);
         let recorder = Recorder::new(backend.kind(), name, shape.rank, shape.world_size);
         recorder.set_members(&backend);
         let requests = Arc::new(Requests::new(backend.clone(), recorder.clone()));

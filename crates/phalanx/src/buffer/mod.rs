@@ -22,6 +22,13 @@ use crate::types::error::Result;
 /// # Safety
 /// [`lend`](Source::lend) returns the address of `len` initialised elements. They neither move nor change while the buffer
 /// is borrowed. GPU memory moreover stays valid until the work is complete that is on the stream when the `Loan` is dropped.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a buffer",
+    label = "not a slice, an array, a vector or other memory of elements",
+    note = "one value: send a slice of it, `&[value]`; receive it with `std::slice::from_mut(&mut value)`",
+    note = "String and str: send the bytes (`as_bytes`), and their number in a message before",
+    note = "a struct: send each field in a buffer of its own, or its bytes as u8 (as `bytemuck` or `serde` give them)"
+)]
 pub unsafe trait Source {
     /// The type of the elements.
     type Elem: Element;
@@ -42,6 +49,11 @@ pub unsafe trait Source {
 ///
 /// # Safety
 /// As for [`Source`]; moreover, nothing else reads or writes the elements during that time.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a buffer that can be written",
+    label = "not a mutable slice, an array, a vector or other memory of elements",
+    note = "pass `&mut` of the elements themselves; one value is a buffer as `std::slice::from_mut(&mut value)`"
+)]
 pub unsafe trait Target: Source {
     /// Lends the elements to an operation on a stream, for writing.
     fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
@@ -117,6 +129,12 @@ unsafe impl<B: Target + ?Sized> Target for &mut B {
 ///
 /// # Safety
 /// The elements stay at the same address when the value itself is moved (heap or shared memory).
+#[diagnostic::on_unimplemented(
+    message = "a request cannot keep `{Self}` until it is over",
+    label = "not a `Vec`, a `Box<[T]>` or memory of `Comm::alloc`",
+    note = "pass the memory itself, and `Request::wait` gives it back; `to_vec()` copies a slice or an array into such memory",
+    note = "borrowed memory can be used by several operations at once in a `phalanx::group`"
+)]
 pub unsafe trait Owned: Target + Send + 'static {}
 
 // SAFETY: a vector's elements are on the heap.

@@ -38,6 +38,9 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn rank(&self) -> usize;
     fn world_size(&self) -> usize;
 
+    /// Tells it the communicator's name, for error messages. Once, before the first operation.
+    fn set_name(&self, _name: &str) {}
+
     /// The default stream.
     fn stream(&self) -> Stream {
         Stream::host()

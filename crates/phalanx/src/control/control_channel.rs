@@ -146,6 +146,11 @@ impl ControlChannel {
         }
     }
 
+    /// Tells it the communicator's name, for error messages.
+    pub fn set_name(&self, name: &str) {
+        let _ = self.endpoint.name.set(name.to_owned());
+    }
+
     /// Announces a call, before anything of it is done. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, announced: &AnnouncedCall) {
@@ -213,6 +218,7 @@ impl ControlChannel {
         };
         if let Some(rank) = awaited {
             let awaited = endpoint.members()[rank] as u32 + 1;
+            endpoint.publish_wait((announced.sequence, announced.record));
             endpoint.status(endpoint.rank).waits_for.store(awaited, Ordering::Release);
         }
     }

@@ -1,11 +1,37 @@
 //! Finds the rank that blocks an operation: a rank that has not arrived, or the end of a chain of ranks that wait for each other.
+//! A rank may wait in another communicator, so each publishes where it waits to all ranks of the world.
 
 use super::endpoint::Endpoint;
+use super::endpoint::PendingOperation;
 use super::record::Record;
 use super::world::RankStatus;
 use crate::os::Halt;
-use crate::os::sync::Ordering;
+use crate::os::sync::{AtomicU64, Ordering};
 use crate::types::MAX_RANKS;
+
+/// Words of a communicator's name that other ranks see: its last 48 bytes.
+const NAME_WORDS: usize = 6;
+/// Words of a published wait: the channel, the operation's number and record, and the communicator's name.
+pub(crate) const WAIT_WORDS: usize = 5 + NAME_WORDS;
+
+/// Where a rank waits, for error messages: words of two waits may be mixed if the rank goes on meanwhile.
+struct Wait {
+    channel: u64,
+    sequence: u64,
+    record: Record,
+    name: String,
+}
+
+impl Wait {
+    fn read(words: &[AtomicU64; WAIT_WORDS]) -> Option<Wait> {
+        let words = words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [channel, sequence, head, count, counts, name @ ..] = words;
+        let name: Vec<u8> =
+            name.iter().flat_map(|word| word.to_le_bytes()).filter(|byte| *byte != 0).collect();
+        let name = String::from_utf8_lossy(&name).into_owned();
+        Some(Wait { channel, sequence, record: Record::from_words([head, count, counts])?, name })
+    }
+}
 
 impl Endpoint {
     /// The ranks that block an operation: those that have not called the collective, else the awaited ones. A rank that waits itself
@@ -59,6 +85,38 @@ impl Endpoint {
         None
     }
 
+    /// Publishes where this rank waits, for the ranks that wait for it in other communicators.
+    pub fn publish_wait(&self, (sequence, record): PendingOperation) {
+        let mut bytes = [0; 8 * NAME_WORDS];
+        let name = self.name().as_bytes();
+        let end = &name[name.len().saturating_sub(bytes.len())..];
+        bytes[..end.len()].copy_from_slice(end);
+        let (name, _) = bytes.as_chunks();
+        let name = name.iter().map(|word| u64::from_le_bytes(*word));
+        let all = [self.segment.id, sequence].into_iter().chain(record.words()).chain(name);
+        let words = &self.status(self.rank).wait;
+        words.iter().zip(all).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    }
+
+    /// Where a rank waits, if that is in another communicator than this one.
+    fn waits_elsewhere(&self, rank: usize) -> Option<String> {
+        let status = self.status(rank);
+        let waits = status.waits_for.load(Ordering::Acquire) != 0;
+        let Wait { channel, sequence, record, name } = Wait::read(&status.wait).filter(|_| waits)?;
+        let ours = self.name();
+        // Without a name it is not a communicator, but a channel that one uses for something else.
+        let is_elsewhere = channel != self.segment.id && !name.is_empty() && !ours.is_empty() && name != ours;
+        is_elsewhere.then(|| format!(
+            "it waits in {record}, operation number {sequence}, of communicator {name}, not of communicator {ours}"
+        ))
+    }
+
+    /// The communicator's name in flight records without the job's name in front, which may be a secret. Empty if it has none.
+    fn name(&self) -> &str {
+        let name = self.name.get().map(|name| name.split_once('/').map_or("world", |(_, name)| name));
+        name.unwrap_or_default()
+    }
+
     pub fn status(&self, rank: usize) -> &RankStatus {
         self.world.status(self.members()[rank])
     }
@@ -79,6 +137,9 @@ impl Endpoint {
         };
         if let Some(message) = message {
             text.push_str(&format!(", and its last message is {message}"));
+        }
+        if let Some(elsewhere) = self.waits_elsewhere(rank) {
+            text.push_str(&format!("; {elsewhere}"));
         }
         if let Some(topology) = self.world.topology() {
             let host = topology.host_of(self.members()[rank]);

@@ -3,7 +3,6 @@
 //! `endpoint/wait.rs` waits for peers; `endpoint/kernel_copy.rs` reads their private memory.
 
 mod kernel_copy;
-mod pace;
 mod wait;
 
 pub(crate) use wait::{Peers, PendingOperation};
@@ -20,7 +19,6 @@ use crate::os::sync::{Ordering, fence, lock};
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, PeerEvent, Result, UnsupportedError};
 use crate::watch::deadline;
-use pace::Pace;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -33,10 +31,12 @@ pub(crate) struct Endpoint {
     pub fences: Fences,
     /// There are more ranks than cores: a rank that waits must let others run.
     pub crowded: bool,
-    segment: Segment,
+    pub(super) segment: Segment,
     /// The world rank of each rank of this channel.
     members: Vec<usize>,
-    pace: Pace,
+    /// The communicator's name, for error messages.
+    pub name: OnceLock<String>,
+    polls: u32,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
     /// Connection to ranks that share no memory.
@@ -104,7 +104,8 @@ impl Endpoint {
             crowded,
             segment,
             members,
-            pace: Pace::new(crowded),
+            name: OnceLock::new(),
+            polls: wait::polls(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
             link,

@@ -1,5 +1,6 @@
 //! The ranks of one region, and how they reach each other: as threads, as processes of a host, or over the store.
 
+use super::diagnosis::WAIT_WORDS;
 use super::heap::{Arena, HeapBlock, Place};
 use super::liveness::STOPPED;
 use super::relay::Relay;
@@ -39,6 +40,8 @@ pub(crate) struct RankStatus {
     pub waits_for: AtomicU32,
     /// The id of its process.
     pub pid: AtomicU32,
+    /// Where it waits, if it does: see `diagnosis.rs`.
+    pub wait: [AtomicU64; WAIT_WORDS],
 }
 
 pub(crate) struct ThreadWorld {

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+crate::types::error::debug_is_the_message!(CompileError);
+
 /// Code for a GPU does not compile or link, or the compiler refuses a setting.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub struct CompileError {
     /// Name of the program.
     pub program: String,

@@ -115,6 +115,14 @@ mod sealed {
 ///
 /// Sealed, since every backend must be able to move and reduce it. An element has no padding and every bit
 /// pattern is a valid value, so received bytes are always valid elements.
+#[diagnostic::on_unimplemented(
+    message = "ranks cannot exchange elements of type `{Self}`",
+    label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
+    note = "usize and isize have another size on other machines: send u64 or i64",
+    note = "bool: send `u8::from(flag)`, and compare what arrives with 0",
+    note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before",
+    note = "a struct: send each field in a buffer of its own, or its bytes as u8 (as `bytemuck` or `serde` give them)"
+)]
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
     /// This type as a value.
     const DTYPE: DType;

@@ -10,16 +10,19 @@
 //!   too old.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
+//!
+//! `Debug` writes the same text as `Display`, since `unwrap` and a `main` that returns an error print that.
 
 use phalanx_sys::{MissingFunction, NotFound};
-use std::io;
+use std::error::Error as StdError;
 use std::time::Duration;
+use std::{fmt, io, iter};
 
 /// The result of a phalanx call.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Any error of phalanx.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// This rank's arguments are wrong; nothing was started.
@@ -73,13 +76,49 @@ pub enum Error {
     Unsupported(Box<UnsupportedError>),
 }
 
+/// Writes an error's message and its causes in one line. A cause that the message contains already is left out.
+pub(crate) fn write_with_causes(error: &dyn StdError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut text = error.to_string();
+    for cause in iter::successors(error.source(), |cause| (**cause).source()).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text += ": ";
+            text += &cause;
+        }
+    }
+    f.write_str(&text)
+}
+
+macro_rules! debug_is_the_message {
+    ($($error:ident),* $(,)?) => {$(
+        impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $crate::types::error::write_with_causes(self, f)
+            }
+        }
+    )*};
+}
+pub(crate) use debug_is_the_message;
+
+debug_is_the_message!(
+    Error,
+    UnsupportedError,
+    UsageError,
+    MismatchError,
+    PeerError,
+    TimeoutError,
+    LibraryError,
+    SystemError,
+    SharedIoError,
+    BootstrapError,
+);
+
 // A `Result<()>` of 16 bytes is returned in two registers. If it were returned in memory, loading it would
 // wait for all earlier stores, and those to peers wait for the peers' caches.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Result<()>>() == 16);
 
 /// Something that this build, platform or backend does not have.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is not available: {why}; {remedy}")]
 pub struct UnsupportedError {
     /// What was asked for.
@@ -182,7 +221,7 @@ boxed_variants!(
 );
 
 /// An argument that cannot be right, seen before anything was started.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
     /// A buffer has the wrong number of elements.
@@ -351,7 +390,7 @@ pub enum UsageError {
 
 /// Two ranks made different calls where the same was needed. A list of counts is shown as its sum and a
 /// fingerprint (`× 12, counts #1f2e3d4c`): if these differ, so do the lists.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "mismatched call: rank {rank} called {theirs} where rank {other_rank} called {ours} \
      (operation number {sequence} of the communicator); every rank must make the same calls in the \
@@ -397,7 +436,7 @@ pub enum PeerEvent {
 }
 
 /// A peer died, left, or gave up.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} is gone: {event}; {}{}", self.where_noticed(), self.refusal_text())]
 pub struct PeerError {
     /// The rank that is gone.
@@ -434,7 +473,7 @@ impl PeerError {
 }
 
 /// A deadline passed before all ranks arrived.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "timeout after {waited:.1?} in {operation} (operation number {sequence}) on rank {reporter}: \
      waiting for {}; raise PHALANX_TIMEOUT or Builder::timeout if they are only slow",
@@ -472,7 +511,7 @@ fn describe_missing(missing: &[MissingRank]) -> String {
 }
 
 /// A C library refused a call, or failed in one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{library}: {function} answered {code} ({text}){}", self.place())]
 pub struct LibraryError {
     /// Its name, with the version where it is known.
@@ -507,7 +546,7 @@ impl LibraryError {
 }
 
 /// The operating system refused a call.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("{call} failed: {source}; {remedy}")]
 pub struct SystemError {
     /// The system call or library function.
@@ -520,7 +559,7 @@ pub struct SystemError {
 }
 
 /// An [`io::Error`] that can be cloned, so that one failure can be answered many times.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct SharedIoError(#[from] std::sync::Arc<io::Error>);
 
@@ -538,7 +577,7 @@ impl SharedIoError {
 }
 
 /// The ranks could not find each other.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; {remedy}")]
 pub struct BootstrapError {
     /// What is wrong, with the value and its source.

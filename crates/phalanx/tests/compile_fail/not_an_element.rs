@@ -1,6 +1,13 @@
-//! Only numbers of the fourteen types travel.
+//! Only numbers of the fourteen types travel. What else there is, the compiler says how to send.
+
+struct Particle {
+    _position: [f32; 3],
+}
 
 fn main() -> phalanx::Result<()> {
     let comm = phalanx::init()?;
-    comm.broadcast_in_place(&mut [true; 4], 0)
+    comm.broadcast_in_place(&mut [true; 4], 0)?;
+    comm.broadcast_in_place(&mut vec![0usize; 4], 0)?;
+    comm.send(&["text".to_owned()], 1)?;
+    comm.send(&[Particle { _position: [0.0; 3] }], 1)
 }

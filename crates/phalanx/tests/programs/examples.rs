@@ -109,6 +109,30 @@ fn train_digits_learns_with_processes() {
     }
 }
 
+/// A build that was copied to another place or machine, and is run from anywhere, has its images.
+#[test]
+fn the_training_examples_carry_their_images_with_them() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    for name in ["train_digits", "train_digits_gpu"] {
+        let bytes = std::fs::read(example(name)).expect("it is built");
+        let names_a_file = bytes.windows(13).any(|part| part == b"digits.csv.gz");
+        assert!(!names_a_file, "{name} looks for a file of the machine on which it was built");
+    }
+    let moved = folder.path().join("moved");
+    std::fs::copy(example("train_digits"), &moved).expect("it can be copied");
+    let output =
+        Command::new(moved).args(["--epochs", "10"]).current_dir(folder.path()).output().expect("it runs");
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+}
+
+#[test]
+fn other_images_can_be_named() {
+    let output = Command::new(example("train_digits")).args(["--data", "/nowhere/images.gz"]).output();
+    let text = text(&output.expect("it runs"));
+    assert!(text.contains("train_digits: /nowhere/images.gz: No such file"), "{text}");
+}
+
 /// A process that another has started, whose environment has this entry.
 #[cfg(target_os = "linux")]
 fn child_with(parent: u32, entry: &str) -> Option<i32> {

@@ -2,20 +2,22 @@
 //!
 //! An unknown value is an empty field. An existing file is replaced when there is a row.
 
-use super::{Exporter, check_writable};
+use super::Exporter;
+use crate::file;
 use crate::perf::operation::{Operation, Place};
 use crate::perf::reduction::RedOp;
 use crate::perf::report::{RankKind, Report};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// A CSV file.
 pub struct Csv {
     path: PathBuf,
     /// Opened at the first row.
-    writer: Option<csv::Writer<File>>,
+    writer: Option<csv::Writer<Box<dyn Write + Send>>>,
 }
 
 /// One line. Times in microseconds, bandwidths in GB/s.
@@ -52,19 +54,20 @@ impl Csv {
         Csv { path: path.to_owned(), writer: None }
     }
 
-    fn refused(&self) -> String {
-        format!("cannot write {}", self.path.display())
-    }
-
-    fn open(&self) -> Result<csv::Writer<File>> {
+    fn open(&self) -> Result<csv::Writer<Box<dyn Write + Send>>> {
+        let file: Box<dyn Write + Send> = if file::is_stdout(&self.path) {
+            Box::new(io::stdout())
+        } else {
+            Box::new(File::create(&self.path).with_context(|| file::refused(&self.path))?)
+        };
         // The writer makes the header from the names of the first line's fields.
-        Ok(csv::Writer::from_writer(File::create(&self.path).with_context(|| self.refused())?))
+        Ok(csv::Writer::from_writer(file))
     }
 }
 
 impl Exporter for Csv {
     fn begin(&mut self, _report: &Report) -> Result<()> {
-        check_writable(&self.path).with_context(|| self.refused())
+        file::check_writable(&self.path)
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {
@@ -106,7 +109,7 @@ impl Exporter for Csv {
                 enqueue_us: measurement.enqueue,
             })?;
         }
-        writer.flush().with_context(|| self.refused())
+        writer.flush().with_context(|| file::refused(&self.path))
     }
 
     fn finish(&mut self, _report: &Report) -> Result<()> {

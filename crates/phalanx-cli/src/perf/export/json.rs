@@ -1,15 +1,15 @@
 //! The report as JSON, which `--compare` reads.
 //!
 //! A regular file is replaced as a whole after every row, so that it is complete at any time; without a row
-//! it is left alone. Anything else (a pipe, `/dev/stdout`) gets the report once, at the end.
+//! it is left alone. Anything else (a pipe, standard output) gets the report once, at the end.
 
-use super::{Exporter, check_writable};
+use super::Exporter;
+use crate::file;
 use crate::perf::report::Report;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// A JSON file.
 pub struct Json {
@@ -21,16 +21,21 @@ impl Json {
     pub fn new(path: &Path) -> Json {
         Json {
             // A link stays a link: its target is replaced.
-            path: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
-            is_replaced: path.metadata().map_or(true, |file| file.is_file()),
+            path: match path.canonicalize() {
+                Ok(target) if !file::is_stdout(path) => target,
+                _ => path.to_owned(),
+            },
+            is_replaced: !file::is_stdout(path) && path.metadata().map_or(true, |file| file.is_file()),
         }
     }
 
     fn write(&self, report: &Report) -> Result<()> {
         let mut text = serde_json::to_string_pretty(report)?;
         text.push('\n');
-        let written = if self.is_replaced { self.replace(&text) } else { fs::write(&self.path, &text) };
-        written.with_context(|| self.refused())
+        if !self.is_replaced {
+            return file::write(&self.path, text.as_bytes());
+        }
+        self.replace(&text).with_context(|| file::refused(&self.path))
     }
 
     fn replace(&self, text: &str) -> io::Result<()> {
@@ -45,19 +50,12 @@ impl Json {
         unfinished.push(".unfinished");
         unfinished
     }
-
-    fn refused(&self) -> String {
-        format!("cannot write {}", self.path.display())
-    }
 }
 
 impl Exporter for Json {
     fn begin(&mut self, _report: &Report) -> Result<()> {
-        if self.is_replaced {
-            check_writable(Path::new(&self.unfinished())).with_context(|| self.refused())
-        } else {
-            Ok(())
-        }
+        file::check_writable(&self.path)?;
+        if self.is_replaced { file::check_writable(Path::new(&self.unfinished())) } else { Ok(()) }
     }
 
     fn row(&mut self, report: &Report) -> Result<()> {

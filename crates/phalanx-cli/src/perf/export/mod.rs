@@ -10,10 +10,9 @@ mod text;
 use super::compare::Saved;
 use super::options::PerfArgs;
 use super::report::Report;
+use crate::file;
 use anyhow::Result;
-use std::fs::{self, File};
-use std::io;
-use std::path::Path;
+use std::io::{self, Write};
 
 /// Writes the report in one format.
 pub trait Exporter: Send {
@@ -25,15 +24,14 @@ pub trait Exporter: Send {
     fn finish(&mut self, report: &Report) -> Result<()>;
 }
 
-/// Checks that a file can be written, without changing it.
-fn check_writable(path: &Path) -> io::Result<()> {
-    let is_new = path.symlink_metadata().is_err();
-    File::options().append(true).create(true).open(path)?;
-    if is_new { fs::remove_file(path) } else { Ok(()) }
+/// Checks that the files of the options can be written and read, before there are ranks.
+pub fn check(args: &PerfArgs) -> Result<()> {
+    args.files().try_for_each(file::check_writable)?;
+    args.compare.iter().try_for_each(|path| Saved::load(path, args.operation).map(drop))
 }
 
-/// The exporters that the options ask for. A file that cannot be written is an error before the run.
-pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Exporter>>> {
+/// The exporters that the options ask for.
+pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Vec<Box<dyn Exporter>> {
     let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
     if let Some(path) = &args.json {
         exporters.push(Box::new(json::Json::new(path)));
@@ -42,9 +40,12 @@ pub fn exporters(args: &PerfArgs, saved: Option<Saved>) -> Result<Vec<Box<dyn Ex
         exporters.push(Box::new(csv::Csv::new(path)));
     }
     if let Some(path) = &args.plot {
-        exporters.push(Box::new(plot::Plot::create(path, saved.clone())?));
+        exporters.push(Box::new(plot::Plot::new(path, saved.clone())));
     }
+    // A file on standard output leaves no room for the table there.
+    let gives_way = args.files().any(file::is_stdout);
+    let out: Box<dyn Write + Send> = if gives_way { Box::new(io::stderr()) } else { Box::new(io::stdout()) };
     // Last: a row on the screen is then already in the files.
-    exporters.push(Box::new(text::Text::new(std::io::stdout(), saved)));
-    Ok(exporters)
+    exporters.push(Box::new(text::Text::new(out, saved)));
+    exporters
 }

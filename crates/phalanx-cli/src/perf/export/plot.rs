@@ -2,7 +2,8 @@
 //!
 //! It is drawn at the end of the run. An interrupted run leaves no picture.
 
-use super::{Exporter, check_writable};
+use super::Exporter;
+use crate::file;
 use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
 use crate::perf::report::{Measurement, Report, Row};
@@ -10,7 +11,6 @@ use crate::picture::{self, Area, BLUE, DrawError, FONT, Format, GREEN, ORANGE, P
 use crate::size;
 use anyhow::{Context, Result};
 use plotters::prelude::*;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const PIXELS: (u32, u32) = (1500, 900);
@@ -26,9 +26,8 @@ pub struct Plot {
 }
 
 impl Plot {
-    pub fn create(path: &Path, saved: Option<Saved>) -> Result<Plot> {
-        check_writable(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Plot { path: path.to_owned(), saved })
+    pub fn new(path: &Path, saved: Option<Saved>) -> Plot {
+        Plot { path: path.to_owned(), saved }
     }
 
     fn draw(&self, report: &Report) -> Result<()> {
@@ -38,13 +37,13 @@ impl Plot {
         let is_png = self.path.extension().is_some_and(|extension| extension == "png");
         let format = if is_png { Format::Png } else { Format::Svg };
         let picture = picture::draw(format, PIXELS, &|area| paint(area, &title(report), &series))?;
-        Ok(fs::write(&self.path, picture)?)
+        file::write(&self.path, &picture)
     }
 }
 
 impl Exporter for Plot {
     fn begin(&mut self, _report: &Report) -> Result<()> {
-        Ok(())
+        file::check_writable(&self.path)
     }
 
     fn row(&mut self, _report: &Report) -> Result<()> {
@@ -225,7 +224,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         let saved = saved.map(|report| Saved { report, path: "saved.json".to_owned() });
-        Plot::create(&path, saved).unwrap().finish(report).unwrap();
+        Plot::new(&path, saved).finish(report).unwrap();
         std::fs::read(path).unwrap()
     }
 
@@ -249,11 +248,13 @@ mod tests {
         let [old, new] = ["old.svg", "new.svg"].map(|name| folder.path().join(name));
         std::fs::write(&old, "old").unwrap();
         for path in [&old, &new] {
-            Plot::create(path, None).unwrap().row(&report()).unwrap();
+            let mut plot = Plot::new(path, None);
+            plot.begin(&report()).unwrap();
+            plot.row(&report()).unwrap();
         }
         assert_eq!(std::fs::read_to_string(old).unwrap(), "old");
         assert!(!new.exists());
-        assert!(Plot::create(Path::new("/nowhere/run.svg"), None).is_err());
+        assert!(Plot::new(Path::new("/nowhere/run.svg"), None).begin(&report()).is_err());
     }
 
     #[test]

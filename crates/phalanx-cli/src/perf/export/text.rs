@@ -1,5 +1,5 @@
 //! The report as a table. The first columns are those of the reference benchmark, so that programs that read
-//! its output read this one.
+//! its output read this one. They fit 100 characters; options add columns to their right.
 //!
 //! Lines that start with # describe the run and sum it up.
 
@@ -8,8 +8,10 @@ use crate::perf::compare::Saved;
 use crate::perf::operation::Place;
 use crate::perf::report::{Measurement, Memory, Options, Report, Row, TimeKind};
 use anyhow::Result;
-use std::io::Write;
+use std::io::{self, Write};
 
+/// The width of the table without the columns that options add.
+const WIDTH: usize = 100;
 const PLACES: [Place; 2] = [Place::OutOfPlace, Place::InPlace];
 
 /// A line of column heads.
@@ -17,9 +19,8 @@ struct Heads {
     row: [&'static str; 5],
     /// Of each place.
     basic: [&'static str; 4],
-    percentiles: [&'static str; 3],
-    /// Only with `--per_iter_timing`.
-    spread: [&'static str; 4],
+    /// Of each place, only with `--per_iter_timing`.
+    spread: [&'static str; 7],
     /// Of the columns with a value for each place.
     places: [&'static str; 2],
     unit: &'static str,
@@ -30,20 +31,25 @@ const HEADS: [Heads; 2] = [
     Heads {
         row: ["size", "count", "type", "redop", "root"],
         basic: ["time", "algbw", "busbw", "#wrong"],
-        percentiles: ["p50", "p95", "p99"],
-        spread: ["min", "max", "mean", "cv"],
+        spread: ["p50", "p95", "p99", "min", "max", "mean", "cv"],
         places: ["out", "in"],
         unit: "",
     },
     Heads {
         row: ["(B)", "(elements)", "", "", ""],
         basic: ["(us)", "(GB/s)", "(GB/s)", ""],
-        percentiles: ["(us)", "(us)", "(us)"],
-        spread: ["(us)", "(us)", "(us)", ""],
+        spread: ["(us)", "(us)", "(us)", "(us)", "(us)", "(us)", ""],
         places: ["", ""],
         unit: "(us)",
     },
 ];
+
+/// A figure of a measurement.
+type Column = fn(&Measurement) -> f64;
+
+/// The figures of the iterations, in the order of their heads.
+const SPREAD: [Column; 7] =
+    [|m| m.p50, |m| m.p95, |m| m.p99, |m| m.min, |m| m.max, |m| m.mean, |m| m.variation];
 
 /// A table on `out`.
 pub struct Text<W> {
@@ -58,15 +64,15 @@ impl<W: Write> Text<W> {
 
     fn column_heads(&mut self, options: &Options) -> Result<()> {
         let out = &mut self.out;
-        write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", "", "", "", "", "")?;
-        write!(out, "  {:^32}  {:^32}", "out-of-place", "in-place")?;
-        let width = if options.per_iteration { 7 * 9 - 2 } else { 3 * 9 - 2 };
-        write!(out, "    {:^width$}  {:^width$}", "out-of-place", "in-place")?;
+        write!(out, "# {:38}  {:^28}  {:^28}", "", "out-of-place", "in-place")?;
+        if options.per_iteration {
+            write!(out, "  {:^55}  {:^55}", "out-of-place", "in-place")?;
+        }
         if options.cpu_time {
-            write!(out, "    {:^16}", "CPU time")?;
+            write!(out, "  {:^15}", "CPU time")?;
         }
         if self.saved.is_some() {
-            write!(out, "    {:^16}", "time now/saved")?;
+            write!(out, "  {:^15}", "time now/saved")?;
         }
         writeln!(out)?;
         HEADS.iter().try_for_each(|heads| self.head_row(heads, options))
@@ -75,25 +81,19 @@ impl<W: Write> Text<W> {
     fn head_row(&mut self, heads: &Heads, options: &Options) -> Result<()> {
         let out = &mut self.out;
         let [size, count, dtype, redop, root] = heads.row;
-        write!(out, "# {size:>10}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}")?;
+        write!(out, "# {size:>8} {count:>10} {dtype:>6} {redop:>6} {root:>4}")?;
         for _ in PLACES {
             let [time, algbw, busbw, wrong] = heads.basic;
-            write!(out, "  {time:>8}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
+            write!(out, "  {time:>7} {algbw:>6} {busbw:>6} {wrong:>6}")?;
         }
-        write!(out, "  ")?;
-        for _ in PLACES {
-            heads.percentiles.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
-            if options.per_iteration {
-                heads.spread.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
-            }
+        if options.per_iteration {
+            PLACES.iter().try_for_each(|_| group(out, heads.spread.map(str::to_owned)))?;
         }
         if options.cpu_time {
-            write!(out, "  ")?;
-            heads.places.iter().try_for_each(|name| write!(out, "  {:>7}", [name, heads.unit].concat()))?;
+            group(out, heads.places.map(|name| [name, heads.unit].concat()))?;
         }
         if self.saved.is_some() {
-            write!(out, "  ")?;
-            heads.places.iter().try_for_each(|name| write!(out, "  {name:>7}"))?;
+            group(out, heads.places.map(str::to_owned))?;
         }
         Ok(writeln!(out)?)
     }
@@ -103,38 +103,26 @@ impl<W: Write> Text<W> {
         let dtype = row.dtype.as_deref().unwrap_or("none");
         let redop = row.redop.map_or("none", |redop| redop.name());
         let root = row.root.map_or("-1".to_owned(), |root| root.to_string());
-        write!(out, "{:>12}  {:>12}  {dtype:>8}  {redop:>6}  {root:>6}", row.size, row.count)?;
+        write!(out, "{:>10} {:>10} {dtype:>6} {redop:>6} {root:>4}", row.size, row.count)?;
         for place in PLACES {
             let figures = row.measurement(place);
             let of = |figure: fn(&Measurement) -> Option<f64>| figures.and_then(figure);
             let wrong = figures.and_then(|m| m.wrong);
-            let time = number(of(|m| Some(m.time)), 8);
+            let time = number(of(|m| Some(m.time)), 7);
             let (algbw, busbw) = (number(of(|m| m.algbw), 6), number(of(|m| m.busbw), 6));
             let wrong = wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
-            write!(out, "  {time:>8}  {algbw:>6}  {busbw:>6}  {wrong:>6}")?;
+            write!(out, "  {time:>7} {algbw:>6} {busbw:>6} {wrong:>6}")?;
         }
-        write!(out, "  ")?;
-        for place in PLACES {
-            let figures = row.measurement(place);
-            type Column = fn(&Measurement) -> f64;
-            let spread: [Column; 3] = [|m| m.p50, |m| m.p95, |m| m.p99];
-            let more: [Column; 4] = [|m| m.min, |m| m.max, |m| m.mean, |m| m.variation];
-            let more = if options.per_iteration { &more[..] } else { &[] };
-            for column in spread.iter().chain(more) {
-                write!(out, "  {:>7}", number(figures.map(column), 7))?;
+        if options.per_iteration {
+            for place in PLACES {
+                group(out, SPREAD.map(|column| number(row.measurement(place).map(column), 7)))?;
             }
         }
         if options.cpu_time {
-            write!(out, "  ")?;
-            for place in PLACES {
-                write!(out, "  {:>7}", number(row.measurement(place).and_then(|m| m.enqueue), 7))?;
-            }
+            group(out, PLACES.map(|place| number(row.measurement(place).and_then(|m| m.enqueue), 7)))?;
         }
         if let Some(saved) = &self.saved {
-            write!(out, "  ")?;
-            for place in PLACES {
-                write!(out, "  {:>7}", number(saved.ratio(row, place), 7))?;
-            }
+            group(out, PLACES.map(|place| number(saved.ratio(row, place), 7)))?;
         }
         writeln!(out)?;
         out.flush()?;
@@ -142,13 +130,33 @@ impl<W: Write> Text<W> {
     }
 }
 
+/// Columns that belong together.
+fn group<const N: usize>(out: &mut impl Write, columns: [String; N]) -> io::Result<()> {
+    write!(out, " ")?;
+    columns.iter().try_for_each(|column| write!(out, " {column:>7}"))
+}
+
+/// Writes a text as lines that start with #, wrapped at the table's width.
+fn comment(out: &mut impl Write, text: &str) -> io::Result<()> {
+    let mut line = "#".to_owned();
+    for word in text.split(' ') {
+        if line.len() > 1 && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            writeln!(out, "{line}")?;
+            line = "#  ".to_owned();
+        }
+        line += " ";
+        line += word;
+    }
+    writeln!(out, "{line}")
+}
+
 impl<W: Write + Send> Exporter for Text<W> {
     fn begin(&mut self, report: &Report) -> Result<()> {
         let (options, out) = (&report.options, &mut self.out);
-        writeln!(out, "# phalanx {} perf {}, {}", report.version, options.operation.name(), report.date)?;
-        writeln!(
-            out,
-            "# {} ranks ({}), backend {}, {} memory, {}",
+        let mut say = |text: String| comment(out, &text);
+        say(format!("phalanx {} perf {}, {}", report.version, options.operation.name(), report.date))?;
+        say(format!(
+            "{} ranks ({}), backend {}, {} memory, {}",
             options.ranks,
             options.ranks_are.name(),
             options.backend,
@@ -160,17 +168,16 @@ impl<W: Write + Send> Exporter for Text<W> {
                 Memory::Symmetric => "symmetric GPU",
             },
             if options.pinned { "pinned" } else { "not pinned" }
-        )?;
+        ))?;
         let machine = &report.machine;
-        writeln!(out, "# CPU: {}, {} cores usable", machine.cpu_name(), machine.usable_cores)?;
-        options.library.iter().try_for_each(|library| writeln!(out, "# {library}"))?;
+        say(format!("CPU: {}, {} cores usable", machine.cpu_name(), machine.usable_cores))?;
+        options.library.iter().try_for_each(|library| say(library.clone()))?;
         for (rank, gpu) in options.gpus.iter().enumerate() {
-            writeln!(out, "# Rank {rank}: GPU {}, {} at {}", gpu.number, gpu.name, gpu.pci)?;
+            say(format!("Rank {rank}: GPU {}, {} at {}", gpu.number, gpu.name, gpu.pci))?;
         }
         let count = |count: Option<usize>| count.map_or("by size".to_owned(), |count| count.to_string());
-        writeln!(
-            out,
-            "# minBytes {} maxBytes {} step: {} warmup iters: {} iters: {} agg iters: {} validation: {}",
+        say(format!(
+            "minBytes {} maxBytes {} step: {} warmup iters: {} iters: {} agg iters: {} validation: {}",
             options.min_bytes,
             options.max_bytes,
             options.step,
@@ -178,15 +185,16 @@ impl<W: Write + Send> Exporter for Text<W> {
             count(options.iterations),
             options.aggregate,
             options.checks
-        )?;
-        write_method(out, options)?;
+        ))?;
+        method(options).into_iter().try_for_each(&mut say)?;
         if let Some(saved) = &self.saved {
-            writeln!(out, "# Compared with {} of {}", saved.path, saved.report.date)?;
-            for difference in saved.differences(report) {
-                writeln!(out, "# Not the same: {difference}")?;
-            }
+            say(format!("Compared with {} of {}", saved.path, saved.report.date))?;
+            saved
+                .differences(report)
+                .into_iter()
+                .try_for_each(|difference| say(format!("Not the same: {difference}")))?;
         }
-        writeln!(out, "#")?;
+        writeln!(self.out, "#")?;
         self.column_heads(&report.options)
     }
 
@@ -211,45 +219,40 @@ impl<W: Write + Send> Exporter for Text<W> {
     }
 }
 
-/// Describes the method of measurement.
-fn write_method(out: &mut impl Write, options: &Options) -> Result<()> {
+/// The method of measurement.
+fn method(options: &Options) -> Vec<String> {
+    let average = options.average.words();
+    let mut lines = Vec::new();
     if options.memory.is_on_gpus() && options.operation.has_data() {
-        match options.graph_launches {
-            0 if options.blocking => {
-                write!(out, "# Each iteration is waited for before the next is enqueued;")?
+        let how = match options.graph_launches {
+            0 if options.blocking => "Each iteration is waited for before the next is enqueued".to_owned(),
+            0 => "All iterations are enqueued, then the stream is waited for".to_owned(),
+            launches => {
+                format!("A CUDA graph of all iterations is launched {launches} times, then waited for")
             }
-            0 => write!(out, "# All iterations are enqueued, then the stream is waited for;")?,
-            launches => write!(
-                out,
-                "# A CUDA graph of all iterations is launched {launches} times, then waited for;"
-            )?,
+        };
+        lines.push(format!("{how}; time: the average of an operation, {average}."));
+        if options.per_iteration {
+            let what =
+                if options.graph_launches == 0 { "iteration" } else { "launch, divided by its operations" };
+            lines.push(format!(
+                "p50 to cv: of the times on the GPU between CUDA events around each {what}; the slowest rank counts."
+            ));
         }
-        writeln!(out, " time: the average of an operation, {}.", options.average.words())?;
-        let what =
-            if options.graph_launches == 0 { "iteration" } else { "launch, divided by its operations" };
-        writeln!(
-            out,
-            "# p50, p95, p99: of the times on the GPU between CUDA events around each {what}; the slowest rank counts."
-        )?;
-        return Ok(());
+        return lines;
     }
-    writeln!(
-        out,
-        "# Each iteration: every rank rewrites its buffers, all meet in a barrier, then the operation is \
-         timed; the slowest rank counts."
-    )?;
-    match options.time {
-        TimeKind::Median => {
-            writeln!(out, "# time: the median (p50) of the iterations; the bandwidths follow from it.")?;
-        }
-        TimeKind::LoopAverage => writeln!(
-            out,
-            "# time: the average over a loop without barriers, {}; the bandwidths follow from it. p50, \
-             p95, p99: of the iterations.",
-            options.average.words()
-        )?,
-    }
-    Ok(())
+    lines.push(
+        "Each iteration: every rank rewrites its buffers, all meet in a barrier, then the operation is timed; the \
+         slowest rank counts."
+            .to_owned(),
+    );
+    lines.push(match options.time {
+        TimeKind::Median => "time: the median of the iterations; the bandwidths follow from it.".to_owned(),
+        TimeKind::LoopAverage => format!(
+            "time: the average over a loop without barriers, {average}; the bandwidths follow from it."
+        ),
+    });
+    lines
 }
 
 /// A number in `width` characters, with up to two decimals; `N/A` for none.
@@ -292,18 +295,30 @@ mod tests {
             columns(heads)[1..],
             [
                 "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time",
-                "algbw", "busbw", "#wrong", "p50", "p95", "p99", "p50", "p95", "p99"
+                "algbw", "busbw", "#wrong"
             ]
         );
         assert_eq!(
             columns(row),
-            [
-                "16", "4", "f32", "sum", "-1", "2.50", "1.50", "0.25", "0", "1.25", "1.50", "0.12", "0",
-                "2.50", "5.00", "7.50", "1.25", "2.50", "3.75"
-            ]
+            ["16", "4", "f32", "sum", "-1", "2.50", "1.50", "0.25", "0", "1.25", "1.50", "0.12", "0"]
         );
         assert!(lines.contains(&"# Out of bounds values : 0 OK".to_owned()));
         assert!(lines.contains(&"# Avg bus bandwidth    : 0.187500".to_owned()));
+    }
+
+    #[test]
+    fn the_table_fits_100_characters() {
+        let mut report = samples::report(vec![samples::row(1 << 30, 123_456.789)]);
+        report.options.max_bytes = 64 << 30;
+        for on_gpus in [false, true] {
+            if on_gpus {
+                report.options.memory = Memory::Gpu;
+                report.options.gpus = vec![samples::gpu(0), samples::gpu(1)];
+            }
+            for line in table(&report, None) {
+                assert!(line.chars().count() <= WIDTH, "{line}");
+            }
+        }
     }
 
     #[test]
@@ -337,7 +352,7 @@ mod tests {
         let heads = lines.iter().find(|line| line.contains("redop")).unwrap();
         let row = lines.iter().find(|line| !line.starts_with('#')).unwrap();
         assert_eq!(heads.len(), row.len());
-        assert_eq!(columns(row)[19..], ["1.25", "N/A"]);
+        assert_eq!(columns(row)[13..], ["1.25", "N/A"]);
     }
 
     #[test]

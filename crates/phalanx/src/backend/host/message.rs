@@ -301,7 +301,7 @@ impl Messages {
         id: OperationId,
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
-        let polls = if endpoint.yields_at_once() { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
+        let polls = if endpoint.crowded { MESSAGE_POLLS_CROWDED } else { MESSAGE_POLLS };
         let line = inner.awaited_line(endpoint, id);
         for _ in 0..polls {
             let outcome = inner.progress(endpoint);

@@ -94,6 +94,10 @@ impl Backend for HostComm {
         self.endpoint.ranks
     }
 
+    fn set_name(&self, name: &str) {
+        let _ = self.endpoint.name.set(name.to_owned());
+    }
+
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.recorded_collective(call, &|| ()) }

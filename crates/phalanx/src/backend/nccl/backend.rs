@@ -30,6 +30,10 @@ impl Backend for NcclComm {
         self.communicator.ranks
     }
 
+    fn set_name(&self, name: &str) {
+        self.communicator.control_channel.set_name(name);
+    }
+
     fn process_of(&self, rank: usize) -> Option<u32> {
         self.host_channel.process_of(rank)
     }

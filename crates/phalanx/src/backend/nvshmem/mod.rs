@@ -183,6 +183,10 @@ impl Backend for NvshmemComm {
         self.host_channel.rank()
     }
 
+    fn set_name(&self, name: &str) {
+        self.control_channel.set_name(name);
+    }
+
     fn world_size(&self) -> usize {
         self.pes.len()
     }

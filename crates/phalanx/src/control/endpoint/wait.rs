@@ -11,7 +11,11 @@ use crate::os::sync::{AtomicU32, Ordering};
 use crate::types::error::{PeerEvent, Result};
 use std::time::Duration;
 
-/// After the first polls, if every rank has a core, polls with a pause instruction between them: some tens of microseconds.
+/// Polls at first if every rank has a core: about a microsecond.
+const POLLS: u32 = 400;
+/// Polls at first if ranks share cores: enough for a peer on another core that is about to finish.
+const POLLS_CROWDED: u32 = 24;
+/// Then, if every rank has a core, polls with a pause instruction between them: some tens of microseconds.
 const PAUSES: u32 = 600;
 /// Then yields the core for this long, before it sleeps. A shorter time costs more: a rank that sleeps is late for its peers, which then
 /// sleep as well, and many ranks would stay in that state.
@@ -21,6 +25,11 @@ const FIRST_SLEEP: Duration = Duration::from_millis(1);
 const LAST_SLEEP: Duration = Duration::from_millis(50);
 /// Time between two log lines of a rank that waits.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Polls before a wait pauses or yields.
+pub(super) fn polls(crowded: bool) -> u32 {
+    if crowded { POLLS_CROWDED } else { POLLS }
+}
 
 /// The operation that a rank waits in, for errors: its number and its record.
 pub(crate) type PendingOperation = (u64, Record);
@@ -66,7 +75,7 @@ impl Endpoint {
     /// Waits until `ready`, which `peer` will make true.
     #[inline(always)]
     pub fn wait(&self, peer: usize, ready: impl Fn() -> bool) -> Result<()> {
-        for _ in 0..self.pace.polls() {
+        for _ in 0..self.polls {
             if ready() {
                 return Ok(());
             }
@@ -84,7 +93,7 @@ impl Endpoint {
         awaited: &dyn Fn() -> Peers,
         pending: &dyn Fn() -> PendingOperation,
     ) -> Result<()> {
-        if !self.yields_at_once() {
+        if !self.crowded {
             for _ in 0..PAUSES {
                 std::hint::spin_loop();
                 if ready()? {
@@ -93,23 +102,14 @@ impl Endpoint {
             }
         }
         let since = RunInstant::now();
-        let mut waited = Duration::ZERO;
-        while waited < YIELDING {
+        while since.elapsed() < YIELDING {
             std::thread::yield_now();
-            waited = since.elapsed();
             if ready()? {
-                self.pace.answered(waited);
                 return Ok(());
             }
             self.check()?;
         }
         self.sleep_until(ready, wakers, awaited, pending, since)
-    }
-
-    /// Whether a rank that waits lets others run at once: ranks share cores, or other programs take them.
-    #[inline(always)]
-    pub fn yields_at_once(&self) -> bool {
-        self.pace.yields_at_once()
     }
 
     fn sleep_until(
@@ -123,6 +123,7 @@ impl Endpoint {
         let mut slice = FIRST_SLEEP;
         let mut logged = since;
         let mut liveness = Liveness::new();
+        self.publish_wait(pending());
         let mut waiting = Waiting { word: &self.status(self.rank).waits_for, published: 0 };
         loop {
             let (wakers, peers) = (wakers(), awaited());
