@@ -17,6 +17,17 @@ pub enum Wire {
     Local(UnixStream),
 }
 
+/// Whether an error of `connect` or `bind` says that this host can never reach such an address: it has no route to it, or lacks
+/// the address family.
+pub(crate) fn is_unreachable(error: &io::Error) -> bool {
+    #[cfg(target_os = "linux")]
+    if error.raw_os_error() == Some(libc::EAFNOSUPPORT) {
+        return true;
+    }
+    use io::ErrorKind::{InvalidInput, NetworkUnreachable, PermissionDenied};
+    matches!(error.kind(), NetworkUnreachable | InvalidInput | PermissionDenied)
+}
+
 macro_rules! of_the_stream {
     ($wire:expr, $stream:ident => $call:expr) => {
         match $wire {
