@@ -7,6 +7,7 @@
 use crate::types::error::PeerEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// The version of greetings and messages. Both sides must have the same.
 pub const VERSION: u8 = 2;
@@ -214,8 +215,9 @@ pub enum Reply {
     All {
         /// Of the request.
         id: u64,
-        /// One for each member.
-        values: Vec<Vec<u8>>,
+        /// One for each member. All members get the same.
+        #[serde(with = "shared")]
+        values: Arc<Vec<Vec<u8>>>,
     },
     /// To `Get` and `Exchange`: the deadline has passed.
     TimedOut {
@@ -348,6 +350,22 @@ impl Reply {
             | Reply::Heartbeat
             | Reply::Goodbye => None,
         }
+    }
+}
+
+/// The bytes of what is shared are those of the thing itself.
+mod shared {
+    use super::{Arc, Deserialize, Serialize};
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        T::serialize(value, serializer)
+    }
+
+    pub fn deserialize<'a, T: Deserialize<'a>, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
     }
 }
 

@@ -47,7 +47,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         (any::<u64>(), bytes()).prop_map(|(id, value)| Reply::Value { id, value }),
         (any::<u64>(), any::<i64>()).prop_map(|(id, value)| Reply::Sum { id, value }),
         (any::<u64>(), proptest::collection::vec(bytes(), 0..20))
-            .prop_map(|(id, values)| Reply::All { id, values }),
+            .prop_map(|(id, values)| Reply::All { id, values: values.into() }),
         (any::<u64>(), proptest::collection::vec(any::<u32>(), 0..20))
             .prop_map(|(id, missing)| Reply::TimedOut { id, missing }),
         (any::<u64>(), any::<u32>(), end()).prop_map(|(id, rank, end)| Reply::Gone { id, rank, end }),
