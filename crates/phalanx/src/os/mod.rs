@@ -35,7 +35,7 @@ mod launcher_socket;
 pub(crate) use launcher_socket::LauncherSocket;
 
 mod poll;
-pub(crate) use poll::{Waker, poll_sockets};
+pub(crate) use poll::{Waker, poll_sockets, queue_more};
 
 mod private_file;
 pub(crate) use private_file::{PrivateError, read_private};
@@ -59,4 +59,4 @@ pub(crate) const LINE: usize = 64;
 
 mod socket;
 pub use socket::Wire;
-pub(crate) use socket::is_unreachable;
+pub(crate) use socket::{is_unreachable, lacks_family};

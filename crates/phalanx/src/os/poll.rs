@@ -33,6 +33,13 @@ mod linux {
         }
     }
 
+    /// Lets a listener queue as many connections as ranks may come at once: the kernel drops the rest, which then try again after
+    /// seconds. The standard library asks for 128.
+    pub(crate) fn queue_more(listener: &TcpListener) -> io::Result<()> {
+        const QUEUED: i32 = 4096;
+        Ok(rustix::net::listen(listener, QUEUED)?)
+    }
+
     /// Waits until a listener, the waker or one of the streams is ready, at most for `timeout`. A stream is
     /// ready when it can be read, has ended, or, where its `bool` says so, can be written. Answers which are.
     pub(crate) fn poll_sockets(
@@ -73,6 +80,11 @@ mod portable {
         }
         pub fn wake(&self) {}
         pub fn clear(&self) {}
+    }
+
+    /// Listeners have the system's queue here.
+    pub(crate) fn queue_more(_listener: &TcpListener) -> io::Result<()> {
+        Ok(())
     }
 
     /// Sleeps for a short time and reports every stream as ready; the sockets are non-blocking.

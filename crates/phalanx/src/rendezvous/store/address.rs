@@ -5,7 +5,8 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 
 /// What to do about an address that cannot work.
-pub(super) const REMEDY: &str = "give the store an address of the host that has it, as the others reach it, with a free port (host:port, in PHALANX_STORE or `phalanx launch --store`)";
+pub(super) const REMEDY: &str = "give the store an address of the host that has it, as the others reach it, with a free port (host:port, in \
+                                 PHALANX_STORE or `phalanx launch --store`)";
 
 /// Why no store is at an address, or can be.
 #[derive(Debug)]
@@ -102,10 +103,11 @@ impl Listeners {
                 let bound = first.local_addr().map_err(|e| AddressError::Hopeless(e.to_string()))?;
                 address.set_port(bound.port());
             }
-            match TcpListener::bind(address) {
+            let bound = TcpListener::bind(address);
+            match bound.and_then(|listener| crate::os::queue_more(&listener).map(|()| listener)) {
                 Ok(listener) => listeners.push(listener),
                 Err(e) if e.kind() == ErrorKind::AddrInUse => return Err(AddressError::Taken),
-                Err(e) if e.kind() == ErrorKind::AddrNotAvailable || crate::os::is_unreachable(&e) => {
+                Err(e) if e.kind() == ErrorKind::AddrNotAvailable || crate::os::lacks_family(&e) => {
                     elsewhere.push(format!("{} is none of this host's", address.ip()));
                 }
                 Err(e) => {

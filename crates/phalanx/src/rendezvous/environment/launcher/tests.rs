@@ -205,7 +205,9 @@ fn slurm_says_how_many_ranks_each_host_has() {
 
 #[test]
 fn half_a_set_of_variables_names_what_is_missing() {
-    let cases: [(&[(&str, &str)], [&str; 2]); 16] = [
+    /// Variables; the one that is missing, and the one because of which it is.
+    type Case = (Variables, [&'static str; 2]);
+    let cases: [Case; 16] = [
         (&[("RANK", "3")], ["WORLD_SIZE", "RANK"]),
         (&[("RANK", "3"), ("WORLD_SIZE", "")], ["WORLD_SIZE", "RANK"]),
         (&[("WORLD_SIZE", "4")], ["RANK", "WORLD_SIZE"]),

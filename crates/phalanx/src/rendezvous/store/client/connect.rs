@@ -13,8 +13,10 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How long the first attempt to reach the store may take until it answers; each further one may take twice as long.
+/// How long the first attempt to reach the store may take until it answers. Each further one may take twice as long, up to
+/// [`LONGEST`].
 const ATTEMPT: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(20);
 /// How long to wait between attempts, at most.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long a name that has no address is looked up again: a busy resolver may fail to answer.
@@ -95,7 +97,7 @@ fn join_in_attempts(
         }
         std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
         pause = (pause * 2).min(PAUSE);
-        longest = longest.saturating_mul(2);
+        longest = longest.saturating_mul(2).min(LONGEST);
     }
 }
 
@@ -109,7 +111,7 @@ fn attempt(
         let left = deadline.saturating_duration_since(Instant::now());
         left.min(longest).max(Duration::from_millis(10))
     };
-    let stream = open(&rendezvous.address, &timeout_left)?;
+    let stream = open(&rendezvous.address, timeout_left)?;
     greet(stream, rendezvous, member, timeout_left(), deadline)
 }
 
