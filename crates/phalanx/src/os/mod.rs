@@ -57,6 +57,9 @@ pub(crate) use prefetch::{first_lines, prefetch};
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
+mod thread_mark;
+pub use thread_mark::ThreadMark;
+
 mod socket;
 pub use socket::Wire;
 pub(crate) use socket::{is_unreachable, lacks_family};

@@ -63,8 +63,19 @@ fn meet(ranks: usize, encrypted: bool) {
             panic!("{failed} of {ranks} ranks failed, one of them: {}", bootstrap_error(failure.map(drop)).0);
         }
         let expected: Vec<Vec<u8>> = (0..ranks as u32).map(|rank| rank.to_le_bytes().to_vec()).collect();
-        for (store, all) in stores.into_iter().map(Result::unwrap) {
-            assert!(all == expected && store.lost().is_empty());
+        let stores: Vec<Store> = stores
+            .into_iter()
+            .map(|joined| {
+                let (store, all) = joined.unwrap();
+                assert!(all == expected && store.lost().is_empty());
+                store
+            })
+            .collect();
+        // Each waits until the store has read its goodbye.
+        let mut stores = stores.into_iter();
+        while stores.len() > 0 {
+            let some: Vec<Store> = stores.by_ref().take(64).collect();
+            scope.spawn(move || drop(some));
         }
     });
 }

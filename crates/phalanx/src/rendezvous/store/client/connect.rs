@@ -1,7 +1,7 @@
 //! Connecting to the store: retries, the greeting, and the errors of a refusal.
 
 use super::Member;
-use crate::os::{Wire, is_unreachable};
+use crate::os::{ThreadMark, Wire, is_unreachable};
 use crate::rendezvous::store::address::{AddressError, check, resolve};
 use crate::rendezvous::store::cipher::{Binding, Cipher};
 use crate::rendezvous::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
@@ -31,6 +31,8 @@ pub struct Session {
     pub to: Key,
     pub from: Key,
     pub silence: Duration,
+    /// The store's thread.
+    pub thread: Option<ThreadMark>,
     /// Received after the welcome.
     pub rest: Vec<u8>,
 }
@@ -197,8 +199,9 @@ fn greet(
 
     let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
-        Reply::Welcome { silence } => {
-            Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
+        Reply::Welcome { silence, thread } => {
+            let silence = Duration::from_millis(silence.into());
+            Ok(Session { stream, cipher, to, from, silence, thread, rest })
         }
         Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),

@@ -4,13 +4,17 @@
 //! (`session.rs`) that holds one [`Request`] or one [`Reply`]. `decode` parses bytes from outside. It
 //! allocates no more than the bytes that it is given, and refuses trailing bytes.
 
+use crate::os::ThreadMark;
 use crate::types::error::PeerEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
+
+/// How many heartbeats a side sends in the time of silence after which it counts as lost.
+pub const HEARTBEATS: u32 = 4;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -189,6 +193,8 @@ pub enum Reply {
     Welcome {
         /// A side that sends nothing for this long, in milliseconds, counts as lost.
         silence: u32,
+        /// The store's thread.
+        thread: Option<ThreadMark>,
     },
     /// The request is impossible. To `Join`: with id 0, and the connection ends.
     Refused {

@@ -42,7 +42,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         ]
     };
     prop_oneof![
-        any::<u32>().prop_map(|silence| Reply::Welcome { silence }),
+        any::<u32>().prop_map(|silence| Reply::Welcome { silence, thread: crate::os::ThreadMark::own() }),
         (any::<u64>(), ".{0,50}").prop_map(|(id, reason)| Reply::Refused { id, reason }),
         (any::<u64>(), bytes()).prop_map(|(id, value)| Reply::Value { id, value }),
         (any::<u64>(), any::<i64>()).prop_map(|(id, value)| Reply::Sum { id, value }),

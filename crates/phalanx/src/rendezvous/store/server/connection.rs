@@ -4,7 +4,8 @@ use super::{Settings, is_not_now};
 use crate::os::Wire;
 use crate::rendezvous::store::cipher::{Cipher, Identity};
 use crate::rendezvous::store::protocol::{
-    End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
+    End, Greeting, HEARTBEATS, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side,
+    VERSION,
 };
 use crate::rendezvous::store::session;
 use crate::rendezvous::store::session::Key;
@@ -276,6 +277,11 @@ impl ServerConnection {
         self.phase_began += held_up;
     }
 
+    /// Notes that there is something to read from it.
+    pub fn is_heard_of(&mut self, now: Instant) {
+        self.last_received = self.last_received.max(now);
+    }
+
     /// Whether it has said nothing for so long since it was accepted.
     pub fn is_silent(&self, now: Instant, limit: Duration) -> bool {
         let is_new = matches!(self.phase, Phase::New) && self.input.is_empty();
@@ -285,7 +291,9 @@ impl ServerConnection {
     /// The next time at which it must be checked without new input.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {
-            Some(_) => (self.last_sent + settings.silence / 8).min(self.last_received + settings.silence),
+            Some(_) => {
+                (self.last_sent + settings.silence / HEARTBEATS).min(self.last_received + settings.silence)
+            }
             None => after(self.phase_began, settings.auth_timeout),
         }
     }

@@ -5,11 +5,11 @@
 
 mod connection;
 
-use crate::os::{Waker, Wire, poll_sockets};
+use crate::os::{ThreadMark, Waker, Wire, poll_sockets};
 use crate::rendezvous::store::address::Listeners;
 use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::namespace::{Namespace, Outbox};
-use crate::rendezvous::store::protocol::{End, Reply, Role};
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Role};
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
@@ -137,6 +137,7 @@ impl Server {
             members: HashMap::new(),
             accepted: 0,
             next_served: 0,
+            thread: None,
         };
         for (peer, wire) in wires {
             service.begin_with(wire, peer, Instant::now()).map_err(refused("preparing a socket"))?;
@@ -219,11 +220,14 @@ struct Service {
     accepted: u64,
     /// The connection that is served first in the next round.
     next_served: u64,
+    /// This thread, for members who ask themselves whether it has a core.
+    thread: Option<ThreadMark>,
 }
 
 impl Service {
     fn run(mut self) {
         let mut stalls = StallDetector::new(self.settings.silence);
+        self.thread = ThreadMark::own();
         loop {
             let ready = self.wait();
             // Silence is measured up to the end of the wait, without time in which this thread did not run.
@@ -254,7 +258,7 @@ impl Service {
 
     /// Sends a heartbeat to members that have heard nothing for a while.
     fn show_life(&mut self, now: Instant) {
-        let interval = self.settings.silence / 8;
+        let interval = self.settings.silence / HEARTBEATS;
         self.connections.values_mut().for_each(|connection| connection.keep_alive(now, interval));
     }
 
@@ -263,11 +267,18 @@ impl Service {
         let longest = self.settings.silence / ROUNDS_OF_SILENCE;
         let next = ready.partition_point(|id| *id < self.next_served);
         ready.rotate_left(next);
-        for id in ready {
+        let mut ready = ready.into_iter();
+        for id in ready.by_ref() {
             self.next_served = id + 1;
             self.read(id, now);
             if now.elapsed() >= longest {
                 break;
+            }
+        }
+        // They have said something, which is only not read yet.
+        for id in ready {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.is_heard_of(now);
             }
         }
     }
@@ -403,7 +414,7 @@ impl Service {
                 self.members.insert((role, rank), id);
                 let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
                 connection.admit(role, rank);
-                connection.send(&Reply::Welcome { silence });
+                connection.send(&Reply::Welcome { silence, thread: self.thread.clone() });
                 // Notify it of members lost before it joined.
                 let lost: Vec<_> = self.namespace(role).lost().collect();
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
