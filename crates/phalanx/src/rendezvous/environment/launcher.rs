@@ -240,7 +240,16 @@ impl Rule {
 
     /// An error if some of the launcher's variables are set, and others are not.
     pub(super) fn check_whole(&self, environment: &Environment) -> Result<()> {
-        let present = self.parts.iter().find(|name| environment.get(name).is_some());
+        self.check_beside(self.parts, environment)
+    }
+
+    /// An error if some of the evidence is set, and the rest is not.
+    pub(super) fn check_evidence(&self, environment: &Environment) -> Result<()> {
+        self.check_beside(self.evidence, environment)
+    }
+
+    fn check_beside(&self, parts: &[&str], environment: &Environment) -> Result<()> {
+        let present = parts.iter().find(|name| environment.get(name).is_some());
         present.map_or(Ok(()), |present| self.check_complete(environment, present))
     }
 }

@@ -69,8 +69,9 @@ impl Environment {
                 return Ok(None);
             }
             ([first, ..], None) => {
-                // Nothing else sets these.
-                RULES.iter().filter(|rule| rule.id == PHALANX).try_for_each(|rule| rule.check_whole(self))?;
+                // No other launcher sets these.
+                let phalanx = RULES.iter().find(|rule| rule.id == PHALANX);
+                phalanx.map_or(Ok(()), |rule| rule.check_evidence(self))?;
                 if recognised.len() == 1 { first } else { self.set_last(&recognised)? }
             }
         };

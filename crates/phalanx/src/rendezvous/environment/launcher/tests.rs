@@ -238,6 +238,12 @@ fn half_a_set_of_variables_names_what_is_missing() {
 }
 
 #[test]
+fn what_is_left_of_a_launcher_does_not_hide_another() {
+    let left = [TORCHRUN, &[("PHALANX_LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_RANK", "3"), ("PMIX_RANK", "3")]];
+    assert_eq!(recognised(&left.concat()).name, "torchrun");
+}
+
+#[test]
 fn a_store_is_for_ranks_that_may_be_elsewhere() {
     let by_hand = [("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")];
     let one_host = |more: &[(&str, &str)]| {
