@@ -6,13 +6,10 @@ use anyhow::Result;
 #[cfg(target_os = "linux")]
 pub fn to_core_of(rank: usize) -> Result<()> {
     use anyhow::Context;
-    use rustix::thread::{CpuSet, sched_setaffinity};
 
     let cores = usable_cores();
     let core = *cores.get(rank % cores.len().max(1)).context("no usable core was found")?;
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("cannot pin rank {rank} to core {core}"))
+    phalanx::internal::run_on(core).with_context(|| format!("cannot pin rank {rank} to core {core}"))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -21,18 +18,8 @@ pub fn to_core_of(_rank: usize) -> Result<()> {
 }
 
 /// The numbers of the cores that the calling thread may run on; empty if unknown.
-#[cfg(target_os = "linux")]
 pub fn usable_cores() -> Vec<usize> {
-    use rustix::thread::{CpuSet, sched_getaffinity};
-    match sched_getaffinity(None) {
-        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
-        Err(_) => Vec::new(),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-pub fn usable_cores() -> Vec<usize> {
-    Vec::new()
+    phalanx::internal::usable_cores()
 }
 
 #[cfg(all(test, target_os = "linux"))]

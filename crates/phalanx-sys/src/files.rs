@@ -1,5 +1,6 @@
 //! Finding files other than shared libraries: headers, and archives of device code.
 
+use crate::environment;
 use crate::folders::{children, python_packages, targets};
 use crate::{Attempt, NotFound, Place};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,9 @@ use std::path::{Path, PathBuf};
 /// 3. folders of each home that an environment variable names;
 /// 4. Python's packages;
 /// 5. folders of the system.
+///
+/// Relative folders of the environment do not count, except the first. In a program that [`is_secure`](crate::is_secure), no
+/// variable does.
 #[derive(Debug, Clone, Copy)]
 pub struct FileSearch {
     /// The file's name in messages.
@@ -54,19 +58,16 @@ impl FileSearch {
             let place = Place { file, origin: found.origin };
             tried.push(Attempt { place, error: Some("no such file".to_owned()) });
         }
-        Err(NotFound { library: self.name, variable: self.variable, tried })
+        Err(NotFound { library: self.name, variable: self.variable, tried }.with_left_out())
     }
 
     fn folders(&self, beside: &[Found]) -> Vec<Found> {
-        let named = |variable: &str| {
-            let value = std::env::var_os(variable).filter(|value| !value.is_empty())?;
-            Some((PathBuf::from(value), variable.to_owned()))
-        };
-        if let Some((folder, origin)) = named(self.variable) {
-            return vec![Found { folder, origin }];
+        if let Some(folder) = environment::chosen(self.variable) {
+            return vec![Found { folder: folder.into(), origin: self.variable.to_owned() }];
         }
         let mut folders = beside.to_vec();
-        let homes = self.homes.iter().filter_map(|variable| named(variable));
+        let named = |variable: &&str| Some((environment::folder(variable)?, (*variable).to_owned()));
+        let homes = self.homes.iter().filter_map(named);
         let tree = [(PathBuf::from("/usr/local/cuda"), "the system's folders".to_owned())];
         for (home, origin) in homes {
             self.add_home(&home, &origin, &mut folders);

@@ -1,5 +1,6 @@
 //! Folders in which libraries and headers may be, and the files that are loaded.
 
+use crate::environment;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -35,19 +36,19 @@ pub(crate) fn python_packages() -> Vec<(PathBuf, String)> {
     const SYSTEM: [&str; 3] = ["/", "/usr", "/usr/local"];
     let mut roots: Vec<(PathBuf, String)> = Vec::new();
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        if let Some(root) = std::env::var_os(variable).filter(|root| !root.is_empty()) {
-            roots.push((PathBuf::from(root).join("lib"), variable.to_owned()));
+        if let Some(root) = environment::folder(variable) {
+            roots.push((root.join("lib"), variable.to_owned()));
         }
     }
     // An environment with an interpreter in PATH is active, too. Open MPI's mpirun puts the system's folder before it.
-    for folder in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
+    for folder in environment::folders("PATH") {
         let root = folder.parent().filter(|_| folder.join("python3").exists());
         if let Some(root) = root.filter(|root| !SYSTEM.iter().any(|system| *root == Path::new(system))) {
             roots.push((root.join("lib"), "a python3 in PATH".to_owned()));
         }
     }
-    if let Some(home) = std::env::var_os("HOME") {
-        roots.push((PathBuf::from(home).join(".local/lib"), "the user's Python packages".to_owned()));
+    if let Some(home) = environment::folder("HOME") {
+        roots.push((home.join(".local/lib"), "the user's Python packages".to_owned()));
     }
     for root in ["/usr/local/lib", "/usr/lib"] {
         roots.push((root.into(), "the system's Python packages".to_owned()));

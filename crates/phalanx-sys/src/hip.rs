@@ -273,7 +273,7 @@ impl Api {
 
 /// The copy that the process has loaded, unless the user chose a file; or else the search's places.
 fn places() -> Vec<Place> {
-    let named = std::env::var_os(HIP.variable).is_some_and(|file| !file.is_empty());
+    let named = crate::environment::chosen(HIP.variable).is_some();
     match HIP.loaded().into_iter().next() {
         Some(file) if !named => vec![Place { file, origin: "this process has it already".to_owned() }],
         _ => HIP.places(),

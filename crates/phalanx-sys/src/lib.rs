@@ -13,6 +13,7 @@
 //! ```
 
 pub mod cuda;
+mod environment;
 mod files;
 mod folders;
 mod functions;
@@ -27,6 +28,7 @@ pub mod nvrtc;
 pub mod nvshmem;
 mod search;
 
+pub use environment::is_secure;
 pub use files::{FileSearch, Found};
 pub use library::{Library, MissingFunction, Place};
 pub use search::{Attempt, NotFound, Search};

@@ -66,7 +66,7 @@ impl Api {
     /// [`NotFound`] if there is none.
     pub fn load(nvrtc: Option<&nvrtc::Api>) -> Result<Api, NotFound> {
         let mut places = NVJITLINK.places();
-        let named = std::env::var_os(NVJITLINK.variable).is_some_and(|file| !file.is_empty());
+        let named = crate::environment::chosen(NVJITLINK.variable).is_some();
         if let Some(nvrtc) = nvrtc.filter(|_| !named) {
             let folders = beside(nvrtc.library(), &["", "../../nvjitlink/lib"]);
             let files = |folder: crate::Found| {

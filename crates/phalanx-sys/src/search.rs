@@ -1,5 +1,6 @@
 //! Finding and loading a library.
 
+use crate::environment;
 use crate::folders::{are_one_file, in_packages, is_version_of, loaded_files, python_packages, targets};
 use crate::library::{Library, Place, open};
 use std::ffi::OsStr;
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 /// 4. Python's packages, where wheels install libraries: those of the active virtual or conda environment, of the user,
 ///    and of the system;
 /// 5. the usual folders of distributions.
+///
+/// Relative folders of the environment do not count. In a program that [`is_secure`](crate::is_secure), no variable does.
 #[derive(Debug, Clone, Copy)]
 pub struct Search {
     /// The library's name in messages.
@@ -58,6 +61,17 @@ impl std::fmt::Debug for NotFound {
     }
 }
 
+impl NotFound {
+    /// Says of a variable that does not count in this program that it was left out.
+    pub(crate) fn with_left_out(mut self) -> NotFound {
+        if let Some(file) = environment::left_out(self.variable) {
+            let place = Place { file, origin: self.variable.to_owned() };
+            self.tried.push(Attempt { place, error: Some(environment::LEFT_OUT.to_owned()) });
+        }
+        self
+    }
+}
+
 fn describe(tried: &[Attempt]) -> String {
     if tried.is_empty() {
         return "there is no place to look in".to_owned();
@@ -94,14 +108,14 @@ impl Search {
                 Err(error) => tried.push(Attempt { place, error: Some(error) }),
             }
         }
-        Err(NotFound { library: self.name, variable: self.variable, tried })
+        Err(NotFound { library: self.name, variable: self.variable, tried }.with_left_out())
     }
 
     /// The places in the order of the search: files that exist, and names for the loader. If the variable is set, its
     /// file or folder is the only place.
     pub fn places(&self) -> Vec<Place> {
         let mut places: Vec<Place> = Vec::new();
-        if let Some(chosen) = std::env::var_os(self.variable).filter(|chosen| !chosen.is_empty()) {
+        if let Some(chosen) = environment::chosen(self.variable) {
             let chosen = PathBuf::from(chosen);
             let files = if chosen.is_dir() {
                 self.files.iter().map(|file| chosen.join(file)).collect()
@@ -128,8 +142,7 @@ impl Search {
     fn folders(&self) -> Vec<(PathBuf, String)> {
         let mut folders = Vec::new();
         for variable in self.homes {
-            let Some(home) = std::env::var_os(variable).filter(|home| !home.is_empty()) else { continue };
-            let home = PathBuf::from(home);
+            let Some(home) = environment::folder(variable) else { continue };
             let below = [home.join("lib"), home.join("lib64")].into_iter().chain(targets(&home, "lib"));
             folders.extend(below.chain([home.clone()]).map(|folder| (folder, (*variable).to_owned())));
         }

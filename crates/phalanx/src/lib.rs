@@ -31,9 +31,11 @@
 //!   [`Comm::write_flight_record`].
 //!
 //! # Environment
+//! A variable with an empty value is not set.
+//!
 //! | variable | meaning |
 //! |---|---|
-//! | `PHALANX_TIMEOUT` | seconds that a wait may take; default 300 |
+//! | `PHALANX_TIMEOUT` | seconds that a wait may take, or `none`; default 300 |
 //! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `nccl`, `rccl`, `nvshmem` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), else MPI under an MPI launcher, else the host, else solo for one rank |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (NVSHMEM and the host always compare: see [`Builder::check`]) |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI and of NVSHMEM (files, or folders that have them), if they are not in the usual places |
@@ -57,6 +59,7 @@
 //! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
 //! | `PHALANX_STORE_TLS` | `1`: the connections of the job's store are encrypted (TLS 1.3); the same for all its processes and launchers |
 //! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store declares a rank lost; default 1.4. Read by the process that hosts the store: the launcher, or rank 0 |
+//! | `PHALANX_LAUNCHED_BY` | which launcher started this process, where several launchers' variables are set and the innermost cannot be seen: `phalanx`, `torchrun`, `openmpi`, `pals`, `intelmpi`, `pmi`, `pmix`, `slurm`, or `none` |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |
 //!
@@ -153,7 +156,8 @@ pub use types::op::{PreMulSum, ReduceOp, Reduction};
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::os::fresh_file;
+    pub use crate::os::{fresh_file, run_on, usable_cores};
+    pub use crate::rendezvous::environment::timeout_from_environment;
     pub use crate::rendezvous::store;
     pub use crate::start::launched;
 }

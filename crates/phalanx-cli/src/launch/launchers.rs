@@ -9,7 +9,7 @@ use super::options::NodeArgs;
 use super::outcome::Outcome;
 use super::placement::{self, Placement};
 use super::report::{print_end, print_failure};
-use crate::parse;
+
 use anyhow::{Result, ensure};
 use phalanx::internal::store::{Server, Token};
 use std::ops::ControlFlow;
@@ -124,8 +124,5 @@ fn print_result(outcome: &Outcome) {
 
 /// How long the launchers wait for each other: `PHALANX_TIMEOUT`, as for the ranks.
 fn join_timeout() -> Result<Duration> {
-    match std::env::var("PHALANX_TIMEOUT") {
-        Err(_) => Ok(phalanx::DEFAULT_TIMEOUT),
-        Ok(text) => parse::seconds(&text).map_err(|e| anyhow::anyhow!("PHALANX_TIMEOUT: {e}")),
-    }
+    Ok(phalanx::internal::timeout_from_environment()?)
 }

@@ -1,6 +1,6 @@
 //! Finding the MPI that fits this process's launcher.
 
-use crate::{Place, Search};
+use crate::{Place, Search, environment, is_secure};
 use std::path::{Path, PathBuf};
 
 const OPEN_MPI: &str = "libmpi.so.40";
@@ -37,11 +37,11 @@ const LAUNCHERS: [&str; 9] = [
 /// The places where MPI may be, in the order of the search:
 /// 1. `PHALANX_MPI_LIB`; if it is set, nothing else;
 /// 2. an MPI that the application has loaded;
-/// 3. the installation of this process's launcher;
+/// 3. the installation of this process's launcher, unless this program [`is_secure`]: then its caller may have made both;
 /// 4. the places of a [`Search`], first for the files that fit the launcher's variables.
 pub fn places() -> Vec<Place> {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if set(SEARCH.variable) {
+    if environment::chosen(SEARCH.variable).is_some() {
         return SEARCH.places();
     }
     let search = if !set("OMPI_COMM_WORLD_SIZE") && set("PMI_RANK") { UNDER_PMI } else { SEARCH };
@@ -49,7 +49,7 @@ pub fn places() -> Vec<Place> {
     for file in search.loaded() {
         places.push(Place { file, origin: "this process, which has it loaded".to_owned() });
     }
-    if let Some((_, program)) = launcher_process() {
+    if let Some((_, program)) = launcher_process().filter(|_| !is_secure()) {
         for folder in library_folders(&program) {
             for file in search.files.iter().map(|file| folder.join(file)).filter(|file| file.exists()) {
                 places.push(Place { file, origin: format!("the launcher, {}", program.display()) });

@@ -1,6 +1,6 @@
 //! NVSHMEM's bootstrap plugins, by which it finds the other PEs.
 
-use crate::{Attempt, NotFound, Place, Search};
+use crate::{Attempt, NotFound, Place, Search, environment};
 use std::path::Path;
 
 /// A bootstrap plugin: a library that NVSHMEM loads to find the other PEs.
@@ -84,6 +84,12 @@ impl Plugin {
     /// [`NotFound`]. In that case NVSHMEM's initialisation fails too, or ends the process (3.4.5, by a double free).
     pub fn load(&self, library: &Path) -> Result<(), NotFound> {
         let Plugin { name, variable, .. } = *self;
+        if let Some(file) = environment::left_out(variable) {
+            // The library would load it, whatever this program's rights are.
+            let place = Place { file, origin: variable.to_owned() };
+            let tried = vec![Attempt { place, error: Some(environment::LEFT_OUT.to_owned()) }];
+            return Err(NotFound { library: name, variable, tried });
+        }
         let (file, origin) = match std::env::var(variable) {
             Ok(named) => (named, variable),
             Err(_) => (self.file.to_owned(), "the loader's path"),

@@ -18,7 +18,7 @@ pub const NVSHMEM: Search = Search {
 /// packages, which have a folder for each version of CUDA.
 pub fn places() -> Vec<Place> {
     let mut places = NVSHMEM.places();
-    if std::env::var_os(NVSHMEM.variable).is_some_and(|file| !file.is_empty()) {
+    if crate::environment::chosen(NVSHMEM.variable).is_some() {
         return places;
     }
     for system in ["/usr/lib/x86_64-linux-gnu/nvshmem", "/usr/lib/aarch64-linux-gnu/nvshmem"] {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Which ranks share a host.
 ///
-/// Two ranks do if they run under one kernel (its boot id), as one user, in the same network, IPC and process
+/// Two ranks do if they run under one kernel (its boot id), as one user, in the same network and IPC
 /// namespaces, and see the same `/dev/shm`: what they need to share memory. So containers count as hosts of
 /// their own unless they were started to share these. Hosts are numbered by their lowest rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct HostTopology {
     /// The host of each rank.
     of_rank: Vec<usize>,
     hosts: Vec<HostRanks>,
+    /// Two ranks under one kernel that do not share a host, and what they lack in common.
+    apart: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,13 +28,18 @@ impl HostTopology {
     /// `world_size` ranks, all on this host.
     pub(crate) fn one_host(world_size: usize) -> HostTopology {
         let host = HostRanks { name: crate::os::host_name(), ranks: (0..world_size).collect() };
-        HostTopology { of_rank: vec![0; world_size], hosts: vec![host] }
+        HostTopology { of_rank: vec![0; world_size], hosts: vec![host], apart: None }
     }
 
     /// The topology of ranks with these identities, in rank order.
     pub(crate) fn of(identities: &[Identity]) -> HostTopology {
         let mut seen: Vec<&Identity> = Vec::new();
-        let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new() };
+        let apart = identities.first().and_then(|first| {
+            let differs = |(rank, other): (usize, &Identity)| Some((rank, first.differences(other)?));
+            let (rank, what) = identities.iter().enumerate().find_map(differs)?;
+            Some(format!("ranks 0 and {rank} run under one kernel, and do not share {}", what.join(", nor ")))
+        });
+        let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new(), apart };
         for (rank, identity) in identities.iter().enumerate() {
             let known = seen.iter().position(|other| identity.shares_host(other));
             let host = known.unwrap_or_else(|| {
@@ -53,7 +60,7 @@ impl HostTopology {
 
     /// The topology of some of the ranks, renumbered.
     pub(crate) fn of_members(&self, members: &[usize]) -> HostTopology {
-        let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new() };
+        let mut topology = HostTopology { of_rank: Vec::new(), hosts: Vec::new(), apart: None };
         let mut seen: Vec<usize> = Vec::new();
         for (rank, member) in members.iter().enumerate() {
             let host = self.of_rank[*member];
@@ -115,7 +122,10 @@ impl HostTopology {
             self.hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks.len())).collect();
         Err(Error::from(UnsupportedError {
             what: format!("a world of {ranks} ranks without GPUs on {hosts} hosts or containers ({self})"),
-            why: "the host backend shares memory; between hosts, host memory is MPI's work".into(),
+            why: match &self.apart {
+                Some(apart) => format!("the host backend shares memory, and {apart}"),
+                None => "the host backend shares memory; between hosts, host memory is MPI's work".into(),
+            },
             remedy: format!(
                 "start the program with an MPI, which phalanx then uses if PHALANX_BACKEND is not set: mpirun -n {ranks} --host {} PROGRAM \
                  (or srun); or start all ranks on one host",
@@ -156,6 +166,12 @@ impl Identity {
         self.place.is_some() && self.place == other.place
     }
 
+    /// What it lacks in common with another under the same kernel; `None` if nothing, or the kernels differ.
+    fn differences(&self, other: &Identity) -> Option<Vec<&'static str>> {
+        let differences = self.place.as_ref()?.differences(other.place.as_ref()?);
+        (!differences.is_empty()).then_some(differences)
+    }
+
     #[cfg(test)]
     pub fn new(name: &str, place: Option<Surroundings>) -> Identity {
         Identity { name: name.to_owned(), place }
@@ -167,7 +183,7 @@ mod tests {
     use super::*;
 
     fn identity(name: &str, change: impl FnOnce(&mut Surroundings)) -> Identity {
-        let mut place = Surroundings { boot: "b".into(), namespaces: [1, 2, 3], shared_memory: 4, user: 5 };
+        let mut place = Surroundings { boot: "b".into(), namespaces: [1, 2], shared_memory: 4, user: 5 };
         change(&mut place);
         Identity { name: name.into(), place: Some(place) }
     }
@@ -178,7 +194,7 @@ mod tests {
         let elsewhere = [
             identity("node", |place| place.boot = "c".into()),
             identity("node", |place| place.namespaces[0] = 9),
-            identity("node", |place| place.namespaces[2] = 9),
+            identity("node", |place| place.namespaces[1] = 9),
             identity("node", |place| place.shared_memory = 9),
             identity("node", |place| place.user = 9),
             Identity { name: "node".into(), place: None },
@@ -207,6 +223,23 @@ mod tests {
         {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn containers_of_one_host_are_told_what_they_do_not_share() {
+        let here = || identity("node", |_| ());
+        let error =
+            |there| HostTopology::of(&[here(), here(), there]).check_one_host().unwrap_err().to_string();
+        for (there, says) in [
+            (identity("node", |place| place.namespaces[0] = 9), "network namespace"),
+            (identity("node", |place| place.namespaces[1] = 9), "--ipc=host"),
+            (identity("node", |place| place.shared_memory = 9), "/dev/shm"),
+            (identity("node", |place| place.user = 9), "the user"),
+        ] {
+            let error = error(there);
+            assert!(error.contains("ranks 0 and 2 run under one kernel") && error.contains(says), "{error}");
+        }
+        assert!(!error(identity("beta", |place| place.boot = "c".into())).contains("one kernel"));
     }
 
     #[test]

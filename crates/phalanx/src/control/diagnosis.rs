@@ -5,8 +5,8 @@ use super::endpoint::Endpoint;
 use super::endpoint::PendingOperation;
 use super::record::Record;
 use super::world::RankStatus;
-use crate::os::Halt;
 use crate::os::sync::{AtomicU64, Ordering};
+use crate::os::{Halt, Process};
 use crate::types::MAX_RANKS;
 
 /// Words of a communicator's name that other ranks see: its last 48 bytes.
@@ -50,7 +50,7 @@ impl Endpoint {
         missing.dedup();
         if self.world.is_processes() {
             // Stopped ranks are the cause; the others may only be late.
-            let stopped = missing.iter().copied().filter(|rank| crate::os::halt(self.pid(*rank)).is_some());
+            let stopped = missing.iter().copied().filter(|rank| self.halt(*rank).is_some());
             let stopped: Vec<usize> = stopped.collect();
             if !stopped.is_empty() {
                 return stopped;
@@ -70,8 +70,7 @@ impl Endpoint {
                 end = member;
             }
             let status = self.world.status(world_rank);
-            let pid = status.pid.load(Ordering::Relaxed);
-            if self.world.is_processes() && crate::os::halt(pid).is_some() {
+            if self.world.process(world_rank).is_some_and(|process| process.halt().is_some()) {
                 return Some(end);
             }
             match status.waits_for.load(Ordering::Acquire) {
@@ -146,8 +145,8 @@ impl Endpoint {
             text.push_str(&format!(", process {pid} on {}", topology.name_of(host)));
         }
         if self.world.is_processes() {
-            text.push_str(&format!(", process {pid}"));
-            match crate::os::halt(pid) {
+            text.push_str(&format!(", process {}", self.id_here(rank)));
+            match self.halt(rank) {
                 Some(Halt::Stopped) => text.push_str(", which is stopped"),
                 Some(Halt::Traced) => text.push_str(", which is stopped by a debugger"),
                 None => {}
@@ -156,9 +155,19 @@ impl Endpoint {
         text
     }
 
-    /// A rank's process.
+    /// A rank's process, by its id in that process's own PID namespace.
     pub fn pid(&self, rank: usize) -> u32 {
         self.channel.state(rank).life.pid.load(Ordering::Relaxed)
+    }
+
+    /// A rank's process, by its id in this process's PID namespace where it has one.
+    pub fn id_here(&self, rank: usize) -> u32 {
+        self.world.process(self.members()[rank]).and_then(Process::id).unwrap_or_else(|| self.pid(rank))
+    }
+
+    /// Why a rank's process does not run, if that can be seen.
+    pub fn halt(&self, rank: usize) -> Option<Halt> {
+        self.world.process(self.members()[rank])?.halt()
     }
 }
 

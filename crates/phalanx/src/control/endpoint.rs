@@ -115,7 +115,6 @@ impl Endpoint {
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
-        endpoint.status(rank).pid.store(pid, Ordering::Relaxed);
         endpoint.own().life.pid.store(pid, Ordering::Relaxed);
         endpoint.publish_mark();
         endpoint.own().life.state.store(LIFE_ACTIVE, Ordering::Release);

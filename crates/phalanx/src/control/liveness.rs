@@ -41,10 +41,9 @@ impl Liveness {
             self.stopped = None;
         }
         self.last_look = Instant::now();
-        let at_fault = awaited.iter().map(|rank| endpoint.end_of_chain(*rank).unwrap_or(*rank));
-        let Some((rank, pid, halt)) = at_fault
-            .map(|rank| (rank, endpoint.pid(rank)))
-            .find_map(|(rank, pid)| Some((rank, pid, crate::os::halt(pid)?)))
+        let mut at_fault = awaited.iter().map(|rank| endpoint.end_of_chain(*rank).unwrap_or(*rank));
+        let Some((rank, pid, halt)) =
+            at_fault.find_map(|rank| Some((rank, endpoint.id_here(rank), endpoint.halt(rank)?)))
         else {
             self.stopped = None;
             return None;

@@ -38,8 +38,6 @@ pub(crate) enum Kind {
 pub(crate) struct RankStatus {
     /// One more than the world rank that this rank waits for, or 0 if it does not wait.
     pub waits_for: AtomicU32,
-    /// The id of its process.
-    pub pid: AtomicU32,
     /// Where it waits, if it does: see `diagnosis.rs`.
     pub wait: [AtomicU64; WAIT_WORDS],
 }
@@ -133,6 +131,14 @@ impl World {
 
     pub fn is_processes(&self) -> bool {
         matches!(self.kind, Kind::Processes(_))
+    }
+
+    /// A rank's process, if the ranks are processes of this host.
+    pub fn process(&self, world_rank: usize) -> Option<&Process> {
+        match &self.kind {
+            Kind::Processes(world) => world.processes.get(world_rank),
+            Kind::Threads(_) | Kind::Hosts(_) => None,
+        }
     }
 
     /// A rank's published status.

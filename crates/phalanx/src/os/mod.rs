@@ -9,12 +9,16 @@ mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::*;
 #[cfg(target_os = "linux")]
+pub use linux::{run_on, usable_cores};
+#[cfg(target_os = "linux")]
 mod memory;
 
 #[cfg(not(target_os = "linux"))]
 mod portable;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::*;
+#[cfg(not(target_os = "linux"))]
+pub use portable::{run_on, usable_cores};
 
 mod exit;
 pub(crate) use exit::at_exit;
@@ -31,7 +35,10 @@ mod launcher_socket;
 pub(crate) use launcher_socket::LauncherSocket;
 
 mod poll;
-pub(crate) use poll::{Waker, poll_sockets};
+pub(crate) use poll::{Waker, poll_sockets, queue_more};
+
+mod private_file;
+pub(crate) use private_file::{PrivateError, read_private};
 
 mod run_instant;
 pub(crate) use run_instant::RunInstant;
@@ -50,5 +57,9 @@ pub(crate) use prefetch::{first_lines, prefetch};
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
+mod thread_mark;
+pub use thread_mark::ThreadMark;
+
 mod socket;
 pub use socket::Wire;
+pub(crate) use socket::{is_unreachable, lacks_family};

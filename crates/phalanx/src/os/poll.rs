@@ -33,20 +33,27 @@ mod linux {
         }
     }
 
-    /// Waits until the listener, the waker or one of the streams is ready, at most for `timeout`. A stream is
+    /// Lets a listener queue as many connections as ranks may come at once: the kernel drops the rest, which then try again after
+    /// seconds. The standard library asks for 128.
+    pub(crate) fn queue_more(listener: &TcpListener) -> io::Result<()> {
+        const QUEUED: i32 = 4096;
+        Ok(rustix::net::listen(listener, QUEUED)?)
+    }
+
+    /// Waits until a listener, the waker or one of the streams is ready, at most for `timeout`. A stream is
     /// ready when it can be read, has ended, or, where its `bool` says so, can be written. Answers which are.
     pub(crate) fn poll_sockets(
-        listener: Option<&TcpListener>,
+        listeners: &[TcpListener],
         waker: &Waker,
         streams: &[(&Wire, bool)],
         timeout: Option<Duration>,
     ) -> Vec<bool> {
-        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(streams.len() + 2);
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(streams.len() + listeners.len() + 1);
         fds.extend(streams.iter().map(|(stream, write)| {
             PollFd::new(*stream, if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN })
         }));
         fds.push(PollFd::new(&waker.0, PollFlags::IN));
-        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -75,9 +82,14 @@ mod portable {
         pub fn clear(&self) {}
     }
 
+    /// Listeners have the system's queue here.
+    pub(crate) fn queue_more(_listener: &TcpListener) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Sleeps for a short time and reports every stream as ready; the sockets are non-blocking.
     pub(crate) fn poll_sockets(
-        _listener: Option<&TcpListener>,
+        _listeners: &[TcpListener],
         _waker: &Waker,
         streams: &[(&Wire, bool)],
         timeout: Option<Duration>,

@@ -42,6 +42,16 @@ pub(crate) fn check_writable(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// How long this thread had no core: unknown here.
+pub(crate) fn waited_for_core() -> Duration {
+    Duration::ZERO
+}
+
+/// The environments of this process's ancestors: unknown here.
+pub(crate) fn ancestor_environments() -> Vec<std::collections::HashMap<String, String>> {
+    Vec::new()
+}
+
 /// Every process has a clock of its own.
 pub(crate) fn boot_id() -> String {
     std::process::id().to_string()
@@ -168,6 +178,12 @@ impl Process {
     pub fn has_exited(&self) -> bool {
         match *self {}
     }
+    pub fn id(&self) -> Option<u32> {
+        match *self {}
+    }
+    pub fn halt(&self) -> Option<Halt> {
+        match *self {}
+    }
 }
 
 /// Reading another process's memory is not supported here.
@@ -186,11 +202,6 @@ pub(crate) enum Halt {
     Traced,
 }
 
-/// Whether the process is stopped: unknown here.
-pub(crate) fn halt(_pid: u32) -> Option<Halt> {
-    None
-}
-
 /// Forks cannot be detected here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkMark;
@@ -206,11 +217,21 @@ impl ForkMark {
 }
 
 /// The cores this thread may use, as a bit set.
-pub(crate) type CpuSet = [u64; 16];
+pub(crate) type CpuSet = [u64; 128];
 
 /// The cores this thread may use: unknown here.
 pub(crate) fn usable_cpus() -> CpuSet {
-    [0; 16]
+    [0; 128]
+}
+
+/// The numbers of the cores that this thread may use: unknown here.
+pub fn usable_cores() -> Vec<usize> {
+    Vec::new()
+}
+
+/// Lets this thread run on one core only: not supported here.
+pub fn run_on(_core: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Writes to a socket.
@@ -247,11 +268,17 @@ impl Listener {
     }
 }
 
+/// The process at the other end of a connection.
+pub(crate) struct Peer {
+    pub user: u32,
+    pub process: Option<u32>,
+}
+
 /// A connection that carries handles between processes.
 pub(crate) enum LocalConnection {}
 
 impl LocalConnection {
-    pub fn peer_user(&self) -> io::Result<u32> {
+    pub fn peer(&self) -> io::Result<Peer> {
         match *self {}
     }
     pub fn set_timeout(&self, _timeout: Duration) -> io::Result<()> {

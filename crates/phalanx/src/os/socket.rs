@@ -17,6 +17,25 @@ pub enum Wire {
     Local(UnixStream),
 }
 
+/// Whether an error of `connect` says that this host can never reach such an address: it has no route to it, must not use it, or
+/// lacks the address family.
+pub(crate) fn is_unreachable(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, NetworkUnreachable, PermissionDenied};
+    lacks_family(error) || matches!(error.kind(), NetworkUnreachable | InvalidInput | PermissionDenied)
+}
+
+/// Whether an error says that this host lacks the address family, such as IPv6.
+#[cfg(target_os = "linux")]
+pub(crate) fn lacks_family(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAFNOSUPPORT)
+}
+
+/// Whether an error says that this host lacks the address family: not known here.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn lacks_family(_error: &io::Error) -> bool {
+    false
+}
+
 macro_rules! of_the_stream {
     ($wire:expr, $stream:ident => $call:expr) => {
         match $wire {

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Surroundings {
     /// The kernel's boot id, which changes at each start.
     pub boot: String,
-    /// Inodes of the network, IPC and process namespaces.
-    pub namespaces: [u64; 3],
+    /// Inodes of the network and IPC namespaces. Processes of several PID namespaces can share memory: they hand each other its file and
+    /// handles to themselves.
+    pub namespaces: [u64; 2],
     /// The device of `/dev/shm`, which stands for the mounts.
     pub shared_memory: u64,
     pub user: u32,
@@ -22,11 +23,33 @@ impl Surroundings {
         let inode = |name: &str| Some(std::fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino());
         Some(Surroundings {
             boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned(),
-            namespaces: [inode("net")?, inode("ipc")?, inode("pid")?],
+            namespaces: [inode("net")?, inode("ipc")?],
             // Without one, nothing in it is shared or not shared.
             shared_memory: std::fs::metadata("/dev/shm").map_or(0, |shm| shm.dev()),
             user: super::user_id(),
         })
+    }
+
+    /// What these lack in common to share memory, with the remedy for containers; empty if they can, and if they have not even the
+    /// kernel in common.
+    pub fn differences(&self, other: &Surroundings) -> Vec<&'static str> {
+        let all = [
+            (
+                self.namespaces[0] == other.namespaces[0],
+                "the network namespace (containers: --network=host for both, or container:NAME)",
+            ),
+            (
+                self.namespaces[1] == other.namespaces[1],
+                "the IPC namespace (containers: --ipc=host for both, or container:NAME)",
+            ),
+            (
+                self.shared_memory == other.shared_memory,
+                "the mount of /dev/shm (containers: the same volume there, or --ipc as for IPC)",
+            ),
+            (self.user == other.user, "the user"),
+        ];
+        let differences = all.into_iter().filter(|(same, _)| self.boot == other.boot && !same);
+        differences.map(|(_, what)| what).collect()
     }
 
     /// This process's: unknown here.

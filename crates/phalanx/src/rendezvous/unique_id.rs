@@ -1,12 +1,13 @@
 //! [`UniqueId`]: the address and secret by which ranks find each other without a supported launcher.
 
-use super::store::server::{bind, check_reachable};
-use super::store::session::hex;
+use super::store::address::Listeners;
+use super::store::server::check_reachable;
+use super::store::token::hex;
 use crate::os::ForkMark;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UsageError};
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::sync::Mutex;
 
 /// The id of a new communicator: 128 bytes that one rank creates and the program sends to the others, like an
@@ -44,7 +45,7 @@ static LISTENERS: Mutex<Vec<Listening>> = Mutex::new(Vec::new());
 
 struct Listening {
     address: String,
-    listener: TcpListener,
+    listener: Listeners,
     /// The process that created it: a fork has the descriptor too, and must not answer in rank 0's place.
     fork: ForkMark,
 }
@@ -79,8 +80,8 @@ impl UniqueId {
         let (host, port) = split(address);
         let wanted = format!("{host}:{port}");
         check_reachable(&wanted)?;
-        let listener = bind(&wanted)?;
-        let bound = listener.local_addr();
+        let listener = Listeners::bind(&wanted).map_err(|e| e.into_error(address))?;
+        let bound = listener.address();
         let bound = bound.map_err(|e| Error::system("getsockname", e, "the id tells where it listens"))?;
         if bound.ip().is_unspecified() {
             let problem = format!("no other host could reach this one at {host}");
@@ -136,7 +137,7 @@ impl UniqueId {
 
 /// The listener of an id that this process created. It is handed out once, since an id is for one
 /// communicator, and is closed with that communicator.
-pub(crate) fn take_listener(address: &str) -> Result<TcpListener> {
+pub(crate) fn take_listener(address: &str) -> Result<Listeners> {
     let mut listeners = lock(&LISTENERS);
     listeners.retain(|listening| !listening.fork.is_copy());
     let place = listeners.iter().position(|listening| listening.address == address).ok_or_else(|| {

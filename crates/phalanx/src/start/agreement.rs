@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn rank(host: &str, wanted: Option<BackendKind>, gpus: std::result::Result<usize, &str>) -> Introduction {
-        let place = Surroundings { boot: host.into(), namespaces: [1, 2, 3], shared_memory: 4, user: 5 };
+        let place = Surroundings { boot: host.into(), namespaces: [1, 2], shared_memory: 4, user: 5 };
         Introduction {
             identity: Identity::new(host, Some(place)),
             wanted: wanted.map(|backend| backend.name().to_owned()),

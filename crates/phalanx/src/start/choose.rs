@@ -24,8 +24,8 @@ pub struct Choice {
 /// Reports which launcher and backend [`init`](crate::init) would use in this process, without waiting for
 /// other ranks. For diagnosis.
 ///
-/// Launchers, in order of precedence; a [`place`](crate::Builder::place) set by the program comes before all:
-/// `phalanx launch`, torchrun, Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps.
+/// Launchers: `phalanx launch`, torchrun, Open MPI, Cray PALS, Intel MPI, MPICH and others with PMI, PMIx, Slurm steps. Of
+/// launchers inside launchers the innermost counts. A [`place`](crate::Builder::place) set by the program comes before all.
 ///
 /// Backends, in order of precedence:
 /// 1. the one set by `PHALANX_BACKEND`;
@@ -39,7 +39,7 @@ pub struct Choice {
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense, or that is missing;
 /// [`Error::Bootstrap`](crate::Error::Bootstrap): ranks of several hosts have no token by which they know
-/// each other.
+/// each other; or two launchers' variables contradict each other, and the innermost cannot be seen (`PHALANX_LAUNCHED_BY` decides).
 pub fn choose() -> Result<Choice> {
     let environment = Environment::current();
     let choice = Choice::from(&environment, None)?;

@@ -10,15 +10,15 @@ use crate::contract::hosts::HostTopology;
 use crate::control::endpoint::Endpoint;
 use crate::rendezvous::environment::{Environment, Launcher, Place};
 use crate::rendezvous::store::Store;
+use crate::rendezvous::store::address::Listeners;
 use crate::types::error::{Error, Result, UnsupportedError};
-use std::net::TcpListener;
 
 /// Creates the communicator of ranks that, by their launcher, are on several hosts.
 pub(super) fn on_hosts(
     launcher: &Launcher,
     environment: &Environment,
     settings: &Settings,
-    listener: Option<TcpListener>,
+    listener: Option<Listeners>,
 ) -> Result<NewComm> {
     if !cfg!(feature = "multi-host") {
         return Err(UnsupportedError::left_out("a job of several hosts", "multi-host"));

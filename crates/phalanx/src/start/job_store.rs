@@ -14,12 +14,11 @@
 use crate::contract::{Backend, Departure};
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{Environment, Place, RESTART_COUNT, setting};
+use crate::rendezvous::store::address::{self, AddressError, Listeners};
 use crate::rendezvous::store::cipher::encrypted_from;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
 use crate::types::error::{Error, Result, UsageError};
 use crate::watch::deadline::after;
-use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 /// Added to torchrun's port.
@@ -32,7 +31,7 @@ const PORT_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) fn open_store(
     environment: &Environment,
     place: &Place,
-    listener: Option<TcpListener>,
+    listener: Option<Listeners>,
     timeout: Duration,
 ) -> Result<Store> {
     let deadline = after(Instant::now(), timeout);
@@ -56,21 +55,26 @@ pub(super) fn settings(place: &Place, silence: Duration) -> Settings {
 fn host(
     rendezvous: &Rendezvous,
     settings: Settings,
-    listener: Option<TcpListener>,
+    listener: Option<Listeners>,
     deadline: Instant,
 ) -> Result<Server> {
     let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
     if let Some(listener) = listener {
         return Server::on(listener, rendezvous.token.clone(), settings);
     }
-    server::check_reachable(&rendezvous.address)?;
+    let address = &rendezvous.address;
+    let failed = |error: AddressError| error.into_error(address);
+    server::check_reachable(address)?;
     let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
-    loop {
-        match Server::start(&rendezvous.address, rendezvous.token.clone(), settings.clone()) {
-            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
-            outcome => return outcome,
+    let listeners = loop {
+        match Listeners::bind(address) {
+            Err(AddressError::Taken) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50))
+            }
+            outcome => break outcome.map_err(failed)?,
         }
-    }
+    };
+    Server::on(listeners, rendezvous.token.clone(), settings)
 }
 
 /// A store for ranks of one host without any setting: rank 0 starts one with a random token, and sends
@@ -108,11 +112,17 @@ impl Environment {
     /// Finds the job's store; `None` if no variable names one and all ranks are on this host.
     pub(crate) fn rendezvous(&self, place: &Place) -> Result<Option<Rendezvous>> {
         let (address, host) = match self.get("PHALANX_STORE") {
-            Some(address) if place.launcher == "phalanx launch" => (address.to_owned(), Host::Launcher),
+            // Variables set by hand say nothing of a launcher's own numbers.
+            Some(address)
+                if place.launcher == "phalanx launch" && self.get("PHALANX_LOCAL_WORLD_SIZE").is_some() =>
+            {
+                (address.to_owned(), Host::Launcher)
+            }
             Some(address) => (address.to_owned(), Host::Rank(0)),
             None if place.one_host => return Ok(None),
             None => (self.beside_torchruns_store()?, Host::Rank(0)),
         };
+        address::check(&address).map_err(|error| error.into_error(&address))?;
         let restarts = [RESTART_COUNT, "TORCHELASTIC_RESTART_COUNT"];
         let epoch = match self.number(restarts[0])? {
             Some(epoch) => epoch,
@@ -135,58 +145,27 @@ impl Environment {
                             for ranks without GPUs, start them with mpirun or srun --mpi=pmix";
             return Err(setting("PHALANX_STORE", "", expected));
         }
-        let number: u16 = port.trim().parse().map_err(|_| setting("MASTER_PORT", &port, "a port number"))?;
+        let number: u16 = port
+            .trim()
+            .parse()
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| setting("MASTER_PORT", &port, "a port number, 1 to 65535"))?;
         let port = number.checked_add(PORT_OFFSET).unwrap_or(number - PORT_OFFSET);
         // An IPv6 address needs brackets before a port.
         Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
     }
 
     fn token(&self) -> Result<Token> {
-        let bad = |name: &str, value: &str| {
-            let least = Token::MIN_LEN;
-            setting(name, value, format!("a secret of at least {least} characters, the same for all ranks"))
-        };
-        if let Some(token) = self.get("PHALANX_TOKEN") {
-            return Ok(Token::new(token).ok_or_else(|| bad("PHALANX_TOKEN", "(not shown)"))?);
-        }
-        let Some(path) = self.get("PHALANX_TOKEN_FILE") else {
-            return Err(Error::bootstrap(
+        self.token_if_set()?.ok_or_else(|| {
+            Error::bootstrap(
                 "the ranks are on several hosts, and nothing says how they know each other: neither \
                  PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set",
                 "make a secret (openssl rand -hex 32), give each host a file with it that only you can read, \
                  and set PHALANX_TOKEN_FILE to its path on all hosts; ranks without GPUs need none: start them \
                  with mpirun or srun",
-            ));
-        };
-        Token::from_file(path)
-    }
-}
-
-impl Token {
-    /// Reads the token from a file that only its owner can read.
-    ///
-    /// # Errors
-    /// [`Error::Bootstrap`] if it cannot be read, others could read it too, or it is too short.
-    pub fn from_file(path: &str) -> Result<Token> {
-        let problem = |problem: String| {
-            let remedy = "a token file has one line, a secret of at least 16 characters, and mode 600";
-            Error::bootstrap(problem, remedy)
-        };
-        let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
-            ErrorKind::InvalidData => problem(format!("the token file {path} is no text")),
-            _ => problem(format!("the token file {path} cannot be read: {e}")),
-        })?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            let mode = std::fs::metadata(path).map_or(0, |file| file.permissions().mode()) & 0o777;
-            if mode & 0o077 != 0 {
-                return Err(problem(format!(
-                    "others may read or write the token file {path} (mode {mode:o})"
-                )));
-            }
-        }
-        Token::new(&text).ok_or_else(|| problem(format!("the token in the file {path} is too short")))
+            )
+        })
     }
 }
 
@@ -195,7 +174,7 @@ mod tests {
     use super::*;
 
     fn place(launcher: &'static str, rank: usize, one_host: bool) -> Place {
-        Place { launcher, rank, world_size: 2, job: "job".into(), one_host }
+        Place { launcher, rank, world_size: 2, job: "job".into(), meeting: "job".into(), one_host }
     }
 
     fn rendezvous(variables: &[(&str, &str)], place: &Place) -> Result<Option<Rendezvous>> {
@@ -207,10 +186,12 @@ mod tests {
     #[test]
     fn each_launcher_has_its_place_for_the_store() {
         let launched = place("phalanx launch", 1, true);
-        let found =
-            rendezvous(&[("PHALANX_STORE", "127.0.0.1:5"), TOKEN, ("PHALANX_RESTART_COUNT", "2")], &launched);
-        let found = found.unwrap().unwrap();
-        assert_eq!((&*found.address, found.epoch, found.host), ("127.0.0.1:5", 2, Host::Launcher));
+        let by_hand = [("PHALANX_STORE", "127.0.0.1:5"), TOKEN, ("PHALANX_RESTART_COUNT", "2")];
+        let by_launcher = [&by_hand[..], &[("PHALANX_LOCAL_WORLD_SIZE", "2")]].concat();
+        for (variables, host) in [(&by_hand[..], Host::Rank(0)), (&by_launcher, Host::Launcher)] {
+            let found = rendezvous(variables, &launched).unwrap().unwrap();
+            assert_eq!((&*found.address, found.epoch, found.host), ("127.0.0.1:5", 2, host));
+        }
 
         let torchrun = |host, port, place: &Place| {
             let variables =
@@ -245,29 +226,11 @@ mod tests {
         assert!(error.contains("/nowhere/token"), "{error}");
     }
 
-    #[cfg(unix)]
-    #[test]
-    fn a_token_file_is_its_owners_alone() {
-        use std::os::unix::fs::PermissionsExt;
-        let path = std::env::temp_dir().join(format!("phalanx-token-{}", std::process::id()));
-        let name = path.to_str().unwrap();
-        let write = |text: &str, mode| {
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            Token::from_file(name)
-        };
-        assert_eq!(write("0123456789abcdef\n", 0o600).unwrap().reveal(), "0123456789abcdef");
-        for mode in [0o640, 0o604, 0o620] {
-            assert!(write("0123456789abcdef\n", mode).unwrap_err().to_string().contains("others may read"));
-        }
-        assert!(write("short\n", 0o600).unwrap_err().to_string().contains("too short"));
-        std::fs::remove_file(&path).unwrap();
-    }
-
     #[cfg(target_os = "linux")]
     #[test]
     fn ranks_of_one_host_find_a_store_without_variables() {
-        let job = Place { job: format!("local store {}", std::process::id()), ..place("torchrun", 0, true) };
+        let meeting = format!("local store {}", std::process::id());
+        let job = Place { meeting, ..place("torchrun", 0, true) };
         let stores = std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| {
                 let job = Place { rank, ..job.clone() };

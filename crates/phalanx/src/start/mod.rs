@@ -36,9 +36,9 @@ pub(crate) use threads::run_threads;
 
 use crate::contract::{Backend, BackendKind};
 use crate::rendezvous::environment::Environment;
+use crate::rendezvous::store::address::Listeners;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Result, UsageError};
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     /// Checked mode: calls are compared before they move data.
     pub check: bool,
     /// The listener of rank 0's `UniqueId`, if it has one.
-    pub listener: Option<TcpListener>,
+    pub listener: Option<Listeners>,
     #[cfg(feature = "_nccl")]
     pub nccl: Arc<crate::backend::nccl::NcclSettings>,
 }

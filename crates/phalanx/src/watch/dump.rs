@@ -39,8 +39,9 @@ impl Reason<'_> {
     }
 }
 
+/// The folder for flight records, if one is set. The caller of a program that has more rights than it does not choose where this writes.
 pub(super) fn folder() -> Option<OsString> {
-    std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty())
+    std::env::var_os(TRACE_DIR).filter(|folder| !folder.is_empty() && !phalanx_sys::is_secure())
 }
 
 /// Checks that the folder for flight records can be written, if one is set.

@@ -1,8 +1,9 @@
 //! Join: the processes of one host find each other over a Unix socket that rank 0 opens.
 //!
 //! Each rank sends a hello, a payload for all others, and a handle to its process. When all have come, rank 0 gives each the region's file,
-//! the handles and all payloads. The socket's name is derived from the job's id and the user, and is abstract (no file). Both sides check
-//! with the kernel which user is at the other end.
+//! the handles and all payloads. The socket's name is abstract (no file). It is derived from the user, and from the job's id and token
+//! ([`Place::meeting`]), so that others cannot guess it where there is a token. Both sides check with the kernel which user is at the other
+//! end.
 //!
 //! A communicator that grows joins in the same way again, at an address of its own. Its members come with their ranks; rank 0 gives ranks to
 //! the joiners.
@@ -20,6 +21,7 @@ use crate::types::error::{BootstrapError, Error, Result};
 use crate::watch::deadline::after;
 use peer::join_rank0;
 use rank0::accept_ranks;
+use sha2::{Digest, Sha256};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +44,7 @@ pub(crate) struct Joined {
 
 /// The parameters of a join.
 struct JoinParameters<'a> {
+    /// See [`Place::meeting`].
     job: &'a str,
     /// The launcher or communicator behind the join, for errors.
     sent_by: &'a str,
@@ -58,15 +61,28 @@ struct JoinParameters<'a> {
     payload: &'a [u8],
 }
 
-fn address_of(key: u128) -> Result<Address> {
-    let name = format!("phalanx-{}-{key:032x}", user_id());
-    Address::new(&name).map_err(|e| refused("making the rendezvous address", e))
+/// The name of the socket at which a job's ranks meet. Everybody on the host can list the names of open sockets, so it tells nothing of
+/// the job or of the keys.
+fn name_of(job: &str, purpose: &str) -> String {
+    format!("phalanx-{}-{:032x}", user_id(), hash(&format!("name {purpose} {job}")))
 }
 
-/// Key of the address at which a growing communicator and its joiners meet.
-fn growth_key(job: &str) -> u128 {
-    hash(format!("{job} grows").as_bytes())
+fn address_of(job: &str, purpose: &str) -> Result<Address> {
+    Address::new(&name_of(job, purpose)).map_err(|e| refused("making the rendezvous address", e))
 }
+
+/// For the names of sockets: the ranks of a job meet at its start, and when a communicator grows.
+const START: &str = "start";
+const GROWTH: &str = "growth";
+
+/// Key that joiners show to a growing communicator.
+fn growth_key(job: &str) -> u128 {
+    hash(&format!("{job} grows"))
+}
+
+/// The remedy for a name that a process of another user has.
+const NAME_TAKEN: &str = "set PHALANX_TOKEN (or PHALANX_TOKEN_FILE) to a secret, the same for all ranks, from which the name is then derived; \
+                          or end that process";
 
 /// A communicator that takes in new ranks.
 pub(crate) struct Growth {
@@ -82,13 +98,12 @@ pub(crate) struct Growth {
 impl Growth {
     /// Meets the other members, and the joiners.
     pub fn meet(&self, timeout: Duration) -> Result<Joined> {
-        let key = growth_key(&self.job);
         let parameters = JoinParameters {
             job: &self.job,
             sent_by: "the communicator that grows",
-            address: address_of(key)?,
-            members_key: hash(format!("{} {}", self.job, self.number).as_bytes()),
-            joiners_key: Some(key),
+            address: address_of(&self.job, GROWTH)?,
+            members_key: hash(&format!("{} {}", self.job, self.number)),
+            joiners_key: Some(growth_key(&self.job)),
             rank: self.rank,
             world_size: self.members + self.joiners,
             members: self.members,
@@ -101,27 +116,25 @@ impl Growth {
 
 /// Waits for a communicator of the job that grows, and becomes a rank of it.
 pub(crate) fn join(place: &Place, timeout: Duration) -> Result<Joined> {
-    let key = growth_key(&place.job);
     let deadline = after(Instant::now(), timeout);
-    let hello = Hello { job: key, rank: JOINER, world_size: 0, cpus: usable_cpus() };
+    let hello = Hello { job: growth_key(&place.meeting), rank: JOINER, world_size: 0, cpus: usable_cpus() };
     let no_rank0 = || {
         Error::bootstrap(
             format!("for {timeout:.1?} no communicator of this job has asked for joiners"),
             "the others call grow or rebuild; see that this process has the variables of their job, on the same host \
-             and of the same user (PHALANX_JOB, and after a restart those of the new attempt)",
+             and of the same user (PHALANX_JOB, PHALANX_TOKEN, and after a restart those of the new attempt)",
         )
     };
-    join_rank0(&place.job, hello, &[], &address_of(key)?, deadline, no_rank0)
+    join_rank0(&place.meeting, hello, &[], &address_of(&place.meeting, GROWTH)?, deadline, no_rank0)
 }
 
 /// Joins the other ranks of the job, and exchanges a payload with them.
 pub(crate) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<Joined> {
-    let key = hash(place.job.as_bytes());
     let parameters = JoinParameters {
-        job: &place.job,
+        job: &place.meeting,
         sent_by: place.launcher,
-        address: address_of(key)?,
-        members_key: key,
+        address: address_of(&place.meeting, START)?,
+        members_key: hash(&place.meeting),
         joiners_key: None,
         rank: place.rank,
         world_size: place.world_size,
@@ -143,7 +156,9 @@ impl JoinParameters<'_> {
         join_rank0(self.job, hello, self.payload, &self.address, deadline, || {
             BootstrapError {
                 problem: format!("after {timeout:.1?} rank 0 has not come"),
-                remedy: "see whether it was started on this host, by this user, with the same job id".into(),
+                remedy: "see whether it was started on this host, by this user, with the same job id and token (PHALANX_TOKEN); ranks of \
+                         several hosts, or of containers with networks of their own, need PHALANX_STORE"
+                    .into(),
                 missing: vec![0],
             }
             .into()
@@ -159,28 +174,57 @@ fn refused(call: &'static str, error: io::Error) -> Error {
     )
 }
 
-/// FNV-1a, 128 bits: the same in every build. Not a secret: the kernel says who may connect.
-fn hash(bytes: &[u8]) -> u128 {
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    bytes.iter().fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+/// 128 bits of SHA-256: the same in every build, and nothing of the text can be told from it.
+fn hash(text: &str) -> u128 {
+    let digest = Sha256::digest(text.as_bytes());
+    u128::from_le_bytes(*digest.first_chunk().expect("32 bytes"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn place_of(rank: usize, job: String) -> Place {
+        Place { rank, world_size: 2, meeting: job.clone(), job, launcher: "a test", one_host: true }
+    }
+
+    /// A rank 0 that is stopped accepts nobody.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_queue_of_connections_ends_with_the_deadline() {
+        use rustix::net::{
+            AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+        };
+        let job = format!("a full queue of {}", std::process::id());
+        let place = place_of(1, job);
+        let name = name_of(&place.meeting, START);
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let listener = socket(SocketFlags::CLOEXEC);
+        bind(&listener, &address).unwrap();
+        listen(&listener, 1).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let client = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+            if connect(&client, &address).is_err() {
+                break;
+            }
+            waiting.push(client);
+        }
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let error = meet(&place, &[], Duration::from_millis(200)).err().map(|error| error.to_string());
+            sender.send(error)
+        });
+        let error = receiver.recv_timeout(Duration::from_secs(20)).expect("an end").expect("an error");
+        assert!(error.contains("accepts no connection"), "{error}");
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn who_came_to_the_meeting_before_is_at_the_next() {
-        let place = |rank| Place {
-            rank,
-            world_size: 2,
-            job: format!("the next meeting of {}", std::process::id()),
-            launcher: "a test",
-            one_host: true,
-        };
-        let before = address_of(hash(place(0).job.as_bytes())).unwrap().listen().unwrap();
+        let place = |rank| place_of(rank, format!("the next meeting of {}", std::process::id()));
+        let before = address_of(&place(0).meeting, START).unwrap().listen().unwrap();
         let timeout = Duration::from_secs(10);
         let [first, second] = [0, 1].map(|rank| {
             let place = place(rank);

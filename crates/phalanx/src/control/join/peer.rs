@@ -1,10 +1,10 @@
 //! The other ranks' side of a join: connect to rank 0, introduce themselves and map the region.
 
 use super::wire::{Hello, framed, receive_id, receive_payload, refusal};
-use super::{Joined, TICK, refused};
+use super::{Joined, NAME_TAKEN, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
-use crate::os::{Address, LocalConnection, Process, user_id};
+use crate::os::{Address, LocalConnection, Peer, Process, user_id};
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
 use std::io;
@@ -76,17 +76,33 @@ fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) 
                 std::thread::sleep(TICK);
             }
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(no_rank0()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Error::bootstrap(
+                    "rank 0 is there and accepts no connection: as many as its socket queues are waiting",
+                    "see whether it is stopped (SIGSTOP, a debugger), and its own output",
+                ));
+            }
             Err(e) => return Err(refused("connecting to rank 0", e)),
         }
     };
-    let user = connection.peer_user().map_err(|e| refused("asking who rank 0 is", e))?;
-    if user != user_id() {
-        return Err(Error::bootstrap(
-            format!("the process that answers for rank 0 belongs to user {user}, not to {}", user_id()),
-            "start all ranks as one user",
-        ));
+    let peer = connection.peer().map_err(|e| refused("asking who rank 0 is", e))?;
+    if peer.user != user_id() {
+        return Err(taken_by(peer));
     }
     Ok(connection)
+}
+
+/// The error if a process of another user has the name at which the ranks meet.
+pub(super) fn taken_by(peer: Peer) -> Error {
+    let process = peer.process.map_or(String::new(), |process| format!(" (process {process})"));
+    Error::bootstrap(
+        format!(
+            "the name at which the ranks of this job meet is taken by user {}{process}, and this is user {}",
+            peer.user,
+            user_id()
+        ),
+        NAME_TAKEN,
+    )
 }
 
 /// Sends the hello, and waits for the first word of the answer.

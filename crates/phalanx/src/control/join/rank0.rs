@@ -1,5 +1,6 @@
 //! Rank 0's side of a join: it listens, accepts the other ranks, makes the region and gives it to all of them.
 
+use super::peer::taken_by;
 use super::wire::{HELLO_LEN, Hello, JOINER, framed, receive_payload, refuse};
 use super::{JoinParameters, Joined, TICK, refused};
 use crate::control::endpoint::NewChannel;
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How long a connected rank may take to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the name at which the ranks meet may be taken before rank 0 looks by which user.
+const PREVIOUS: Duration = Duration::from_millis(250);
 
 /// How long rank 0 goes on refusing late ranks after the join has failed.
 const FAREWELL: Duration = Duration::from_millis(150);
@@ -30,11 +34,21 @@ pub(super) fn accept_ranks(
     timeout: Duration,
     deadline: Instant,
 ) -> Result<Joined> {
+    let mut taken: Option<Instant> = None;
     let listener = loop {
         match parameters.address.listen() {
             Ok(listener) => break listener,
             // The job before, under the same id, may still be ending.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                let now = Instant::now();
+                // Asked once, since it costs that job a connection.
+                if *taken.get_or_insert(now + PREVIOUS) <= now {
+                    taken = Some(deadline);
+                    let owner = parameters.address.connect().and_then(|connection| connection.peer());
+                    if let Some(owner) = owner.ok().filter(|owner| owner.user != user_id()) {
+                        return Err(taken_by(owner));
+                    }
+                }
                 std::thread::sleep(TICK);
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
@@ -141,7 +155,7 @@ fn receive_arrival(
     timeout_left: Duration,
     arrivals: &mut [Option<Arrival>],
 ) -> Result<()> {
-    if connection.peer_user().ok() != Some(user_id())
+    if connection.peer().ok().map(|peer| peer.user) != Some(user_id())
         || connection.set_timeout(timeout_left.max(TICK)).is_err()
     {
         crate::os::log::warn!("another user's process tried to join the job");

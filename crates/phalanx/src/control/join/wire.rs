@@ -6,7 +6,7 @@ use crate::types::error::{BootstrapError, Error};
 use std::io;
 
 /// First word of every message: the protocol and its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x04");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX\x05");
 
 /// The longest reason for a refusal, in bytes.
 pub(super) const MAX_REASON: usize = 4096;
@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn hello_survives_the_wire_and_garbage_does_not() {
-        let hello = Hello { job: hash(b"job"), rank: 3, world_size: 7, cpus: [5; 16] };
+        let hello = Hello { job: hash("job"), rank: 3, world_size: 7, cpus: [5; 128] };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         assert_eq!(Hello::from_bytes(&[0; HELLO_LEN]), None);
         assert_eq!(Hello::from_bytes(&[0xff; HELLO_LEN]), None);
-        assert_ne!(hash(b"job"), hash(b"job "));
+        assert_ne!(hash("job"), hash("job "));
     }
 }

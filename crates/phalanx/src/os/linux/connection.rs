@@ -5,12 +5,12 @@ use super::{Process, SharedFile, timespec};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -22,20 +22,35 @@ pub(crate) fn write_socket(stream: &UnixStream, bytes: &[u8]) -> io::Result<usiz
 
 /// The address of a rendezvous: an abstract Unix socket, which has no place in the file system and
 /// ends with its last descriptor.
-pub(crate) struct Address(SocketAddr);
+pub(crate) struct Address(String);
 
 impl Address {
     pub fn new(name: &str) -> io::Result<Address> {
-        SocketAddr::from_abstract_name(name).map(Address)
+        SocketAddr::from_abstract_name(name).map(|_| Address(name.to_owned()))
     }
 
     pub fn listen(&self) -> io::Result<Listener> {
-        UnixListener::bind_addr(&self.0).map(Listener)
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(&self.0)?).map(Listener)
     }
 
+    /// Connects, without waiting: [`WouldBlock`](io::ErrorKind::WouldBlock) while the listener has as many connections as it
+    /// queues, and accepts none.
     pub fn connect(&self) -> io::Result<LocalConnection> {
-        UnixStream::connect_addr(&self.0).map(LocalConnection)
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(self.0.as_bytes())?)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(LocalConnection(stream))
     }
+}
+
+/// The process at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub user: u32,
+    /// `None` if it has no id in this process's PID namespace.
+    pub process: Option<u32>,
 }
 
 pub(crate) struct Listener(UnixListener);
@@ -62,9 +77,20 @@ const MAX_FDS: usize = 253;
 const TICK: Duration = Duration::from_millis(1);
 
 impl LocalConnection {
-    /// The user at the other end, as the kernel knows it.
-    pub fn peer_user(&self) -> io::Result<u32> {
-        Ok(rustix::net::sockopt::socket_peercred(&self.0)?.uid.as_raw())
+    /// The process at the other end, as the kernel knows it.
+    pub fn peer(&self) -> io::Result<Peer> {
+        // rustix takes a peer of another PID namespace, which has the id 0, for an error.
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the option's value is a `ucred`, and the length is that of the variable.
+        let status = unsafe {
+            let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+            libc::getsockopt(self.0.as_raw_fd(), level, option, (&raw mut peer).cast(), &raw mut len)
+        };
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Peer { user: peer.uid, process: u32::try_from(peer.pid).ok().filter(|pid| *pid != 0) })
     }
 
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
@@ -98,8 +124,11 @@ impl LocalConnection {
         processes: &[&Process],
         deadline: Instant,
     ) -> io::Result<()> {
-        let fds: Vec<BorrowedFd<'_>> =
-            file.map(|f| f.0.as_fd()).into_iter().chain(processes.iter().map(|p| p.0.as_fd())).collect();
+        let fds: Vec<BorrowedFd<'_>> = file
+            .map(|f| f.0.as_fd())
+            .into_iter()
+            .chain(processes.iter().map(|process| process.fd.as_fd()))
+            .collect();
         // A message carries at most `SCM_MAX_FD` descriptors.
         for fds in fds.chunks(MAX_FDS) {
             loop {
@@ -124,14 +153,14 @@ impl LocalConnection {
 
     /// Receives a peer's handles, sent with [`send_handles`](Self::send_handles).
     pub fn receive_process(&self) -> io::Result<Process> {
-        self.receive_fds(1).map(|mut fds| Process(fds.remove(0)))
+        self.receive_fds(1).map(|mut fds| Process::from(fds.remove(0)))
     }
 
     /// A region's file and the processes of all its ranks.
     pub fn receive_world(&self, ranks: usize) -> io::Result<(SharedFile, Vec<Process>)> {
         let mut fds = self.receive_fds(1 + ranks)?.into_iter();
         let file = SharedFile(fds.next().expect("as many as asked for"));
-        Ok((file, fds.map(Process).collect()))
+        Ok((file, fds.map(Process::from).collect()))
     }
 
     fn receive_fds(&self, count: usize) -> io::Result<Vec<OwnedFd>> {

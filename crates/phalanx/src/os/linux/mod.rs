@@ -7,16 +7,20 @@
 //! | `futex.rs` | futex and membarrier |
 //! | `process.rs` | pidfd, reading another process's memory, stopped processes, forks |
 //! | `connection.rs` | abstract Unix sockets |
+//! | `cpus.rs` | the cores of a thread |
 
 mod connection;
+mod cpus;
 mod futex;
 mod memory;
 mod process;
 
-pub(crate) use connection::{Address, Listener, LocalConnection, write_socket};
+pub(crate) use connection::{Address, Listener, LocalConnection, Peer, write_socket};
+pub(crate) use cpus::{CpuSet, usable_cpus};
+pub use cpus::{run_on, usable_cores};
 pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};
 pub(crate) use memory::{Mapping, SharedFile, page_size};
-pub(crate) use process::{ForkMark, Halt, Process, halt, read_process};
+pub(crate) use process::{ForkMark, Halt, Process, ancestor_environments, read_process, waited_for_core};
 
 use crate::types::error::Result;
 use rustix::event::Timespec;
@@ -49,22 +53,6 @@ pub(crate) fn write_to_stderr(mut text: &[u8]) {
 /// Checks that processes of a host can share a region.
 pub(crate) fn check_process_ranks() -> Result<()> {
     Ok(())
-}
-
-/// The cores this thread may use, as a bit set.
-pub(crate) type CpuSet = [u64; 16];
-
-/// The cores this thread may use.
-pub(crate) fn usable_cpus() -> CpuSet {
-    let mut set = [0; 16];
-    if let Ok(affinity) = rustix::thread::sched_getaffinity(None) {
-        for cpu in
-            (0..rustix::thread::CpuSet::MAX_CPU.min(64 * set.len())).filter(|cpu| affinity.is_set(*cpu))
-        {
-            set[cpu / 64] |= 1 << (cpu % 64);
-        }
-    }
-    set
 }
 
 /// Nanoseconds of a clock that all processes of the host share and that is never set.

@@ -5,37 +5,66 @@ use super::{Mapping, page_size};
 use crate::types::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::PidfdFlags;
+use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// A process that can be watched: a pidfd, immune to the reuse of process ids.
 #[derive(Debug)]
-pub(crate) struct Process(pub(super) OwnedFd);
+pub(crate) struct Process {
+    pub(super) fd: OwnedFd,
+    /// Its id here: see [`id`](Process::id).
+    id: OnceLock<Option<u32>>,
+}
+
+impl From<OwnedFd> for Process {
+    fn from(fd: OwnedFd) -> Process {
+        Process { fd, id: OnceLock::new() }
+    }
+}
 
 impl Process {
     pub fn current() -> Result<Process> {
-        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(Process).map_err(
-            |e| {
+        rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
+            .map(Process::from)
+            .map_err(|e| {
                 Error::system(
                     "pidfd_open",
                     e.into(),
                     "process ranks need Linux 5.3 and a file descriptor for each rank: raise `ulimit -n`, \
                      or run the ranks as threads",
                 )
-            },
-        )
+            })
     }
 
     /// Another handle to the same process.
     pub fn try_clone(&self) -> Result<Process> {
-        self.0.try_clone().map(Process).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+        self.fd.try_clone().map(Process::from).map_err(|e| Error::system("dup", e, "raise `ulimit -n`"))
+    }
+
+    /// The process's id in this process's PID namespace, in which it may have another than in its own; `None` if it has none
+    /// here, as a process of another container.
+    pub fn id(&self) -> Option<u32> {
+        *self.id.get_or_init(|| {
+            let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
+            let info = std::fs::read_to_string(path).ok()?;
+            let id: i64 = info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+            // 0: it has no id here; -1: it has ended.
+            u32::try_from(id).ok().filter(|id| *id != 0)
+        })
+    }
+
+    /// Why the process does not run, if it is stopped and that can be seen.
+    pub fn halt(&self) -> Option<Halt> {
+        halt(self.id()?)
     }
 
     /// Whether the process has ended.
     pub fn has_exited(&self) -> bool {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
 }
@@ -80,14 +109,57 @@ pub(crate) enum Halt {
     Traced,
 }
 
-/// Whether a process is stopped, where that can be seen.
-pub(crate) fn halt(pid: u32) -> Option<Halt> {
+fn halt(pid: u32) -> Option<Halt> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     match stat.rsplit_once(')')?.1.trim_start().chars().next() {
         Some('T') => Some(Halt::Stopped),
         Some('t') => Some(Halt::Traced),
         _ => None,
     }
+}
+
+/// How long this thread has been ready to run and had no core, since it began; zero where the kernel does not count it.
+pub(crate) fn waited_for_core() -> Duration {
+    let counted = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        // Nanoseconds on a core, nanoseconds of waiting for one, number of slices.
+        text.split_whitespace().nth(1)?.parse().ok()
+    };
+    Duration::from_nanos(counted().unwrap_or(0))
+}
+
+/// The environments that the ancestors of this process were started with, its parent's first, up to the first that
+/// cannot be read: another user's, or one of another PID namespace.
+pub(crate) fn ancestor_environments() -> Vec<HashMap<String, String>> {
+    // Shells and wrappers are in between, and a launcher may run inside others.
+    const MOST: usize = 32;
+    let mut environments = Vec::new();
+    let mut process = std::process::id();
+    while environments.len() < MOST {
+        let Some(parent) = parent_of(process) else { break };
+        let bytes = std::fs::read(format!("/proc/{parent}/environ")).unwrap_or_default();
+        if bytes.is_empty() {
+            break;
+        }
+        environments.push(parse_environment(&bytes));
+        process = parent;
+    }
+    environments
+}
+
+fn parent_of(process: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // `pid (name) state parent …`, where the name may contain any character.
+    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    (parent != 0).then_some(parent)
+}
+
+fn parse_environment(bytes: &[u8]) -> HashMap<String, String> {
+    let entry = |entry: &[u8]| {
+        let entry = String::from_utf8_lossy(entry);
+        entry.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
+    bytes.split(|byte| *byte == 0).filter_map(entry).collect()
 }
 
 /// Tells a process from its copies: a page that the system clears in what fork makes.

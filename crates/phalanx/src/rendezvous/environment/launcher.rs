@@ -1,6 +1,7 @@
 //! Table of launchers: the variables by which each is recognised, and those with the rank, world size and
 //! job.
 
+use super::nesting::{Innermost, LAUNCHER};
 use super::{Environment, place, setting};
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -21,9 +22,11 @@ pub struct Launcher {
     pub local_world_size: Option<usize>,
     /// The variables it was recognised by.
     pub recognised_by: &'static [&'static str],
-    /// Other launchers whose variables are set; they come later in the table.
+    /// Other launchers whose variables are set: those around this one, and those whose variables it sets, too.
     pub ignored: Vec<&'static str>,
     rule: &'static Rule,
+    /// Whether the user names a store (`PHALANX_STORE`).
+    has_store: bool,
 }
 
 /// This process's place among ranks that meet on one host.
@@ -34,18 +37,26 @@ pub(crate) struct Place {
     pub world_size: usize,
     /// Identifies the job: equal on all its ranks, different for every other job.
     pub job: String,
-    /// Whether all ranks are on this host; also true if the launcher does not say.
+    /// Where the ranks of one host meet: a text derived from the job and, if it has one, its token. A secret like the token.
+    pub meeting: String,
+    /// Whether all ranks are on this host: see [`Launcher::is_one_host`].
     pub one_host: bool,
 }
 
 /// One launcher's variables. Where there are several names, the first that is set counts.
 #[derive(Debug, PartialEq, Eq)]
-struct Rule {
-    name: &'static str,
-    /// The launcher is recognised if all variables of one of these entries are set.
-    evidence: &'static [&'static [&'static str]],
-    rank: &'static str,
-    world_size: &'static [&'static str],
+pub(super) struct Rule {
+    pub(super) name: &'static str,
+    /// Its name in `PHALANX_LAUNCHED_BY`.
+    pub(super) id: &'static str,
+    /// The launcher is recognised if all of these are set.
+    evidence: &'static [&'static str],
+    /// Variables that show when it ran, beside other launchers: see `nesting.rs`.
+    pub(super) own: &'static [&'static str],
+    /// Variables that no process has without the evidence, unless something went wrong.
+    parts: &'static [&'static str],
+    pub(super) rank: &'static str,
+    pub(super) world_size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_world_size: &'static [&'static str],
     /// Whether it starts MPI jobs.
@@ -56,17 +67,24 @@ struct Rule {
     job_more: &'static [&'static str],
 }
 
+/// Id of the rule for [`Environment::placed`].
+pub(super) const PROGRAM: &str = "program";
+/// Id of the rule for `phalanx launch`.
+pub(super) const PHALANX: &str = "phalanx";
+
 /// Slurm's list of the number of tasks on each host of a step.
 const SLURM_STEP_TASKS: &str = "SLURM_STEP_TASKS_PER_NODE";
 
-/// The launchers in order of precedence: phalanx's own variables first, then launchers that run inside
-/// others. torchrun and mpirun run inside Slurm's steps; Open MPI and PALS also set the variables of PMIx and
-/// PMI.
-const RULES: [Rule; 9] = [
+/// The launchers. The innermost counts; of several whose variables one process sets, the first: Open MPI also sets the
+/// variables of PMIx, PALS those of PMI, and Slurm's steps those of PMI or PMIx.
+pub(super) static RULES: [Rule; 9] = [
     Rule {
         // See `Environment::placed`.
         name: "the program itself",
-        evidence: &[&[place::RANK]],
+        id: PROGRAM,
+        evidence: &[place::RANK],
+        own: &[place::RANK],
+        parts: &[],
         rank: place::RANK,
         world_size: &[place::WORLD_SIZE],
         local_rank: &[],
@@ -77,7 +95,10 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "phalanx launch",
-        evidence: &[&["PHALANX_RANK"], &["PHALANX_WORLD_SIZE"]],
+        id: PHALANX,
+        evidence: &["PHALANX_RANK", "PHALANX_WORLD_SIZE"],
+        own: &["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_JOB"],
+        parts: &["PHALANX_RANK", "PHALANX_WORLD_SIZE", "PHALANX_LOCAL_RANK", "PHALANX_LOCAL_WORLD_SIZE"],
         rank: "PHALANX_RANK",
         world_size: &["PHALANX_WORLD_SIZE"],
         local_rank: &["PHALANX_LOCAL_RANK"],
@@ -88,8 +109,11 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "torchrun",
+        id: "torchrun",
         // RANK alone is too common a name.
-        evidence: &[&["RANK", "WORLD_SIZE"]],
+        evidence: &["RANK", "WORLD_SIZE"],
+        own: &["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"],
+        parts: &["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         local_rank: &["LOCAL_RANK"],
@@ -101,7 +125,20 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "Open MPI",
-        evidence: &[&["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]],
+        id: "openmpi",
+        evidence: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+        own: &[
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ],
+        parts: &[
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ],
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: &["OMPI_COMM_WORLD_SIZE"],
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
@@ -112,7 +149,10 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "Cray PALS",
-        evidence: &[&["PALS_RANKID"]],
+        id: "pals",
+        evidence: &["PALS_RANKID"],
+        own: &["PALS_RANKID", "PALS_APID"],
+        parts: &["PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
         rank: "PALS_RANKID",
         world_size: &["PMI_SIZE"],
         local_rank: &["PALS_LOCAL_RANKID"],
@@ -123,7 +163,10 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "Intel MPI",
-        evidence: &[&["PMI_RANK", "PMI_SIZE", "I_MPI_HYDRA_UUID"]],
+        id: "intelmpi",
+        evidence: &["PMI_RANK", "PMI_SIZE", "I_MPI_HYDRA_UUID"],
+        own: &["I_MPI_HYDRA_UUID"],
+        parts: &[],
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID"],
@@ -135,7 +178,10 @@ const RULES: [Rule; 9] = [
     Rule {
         // MPICH's Hydra, Slurm with --mpi=pmi2, and others.
         name: "MPICH or another launcher with PMI",
-        evidence: &[&["PMI_RANK", "PMI_SIZE"]],
+        id: "pmi",
+        evidence: &["PMI_RANK", "PMI_SIZE"],
+        own: &["PMI_RANK", "PMI_SIZE", "PMI_FD"],
+        parts: &["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"],
@@ -146,7 +192,10 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "PMIx",
-        evidence: &[&["PMIX_RANK", "PMIX_NAMESPACE"]],
+        id: "pmix",
+        evidence: &["PMIX_RANK", "PMIX_NAMESPACE"],
+        own: &["PMIX_RANK", "PMIX_NAMESPACE"],
+        parts: &["PMIX_RANK", "PMIX_NAMESPACE"],
         rank: "PMIX_RANK",
         world_size: &[],
         local_rank: &["SLURM_LOCALID"],
@@ -157,8 +206,11 @@ const RULES: [Rule; 9] = [
     },
     Rule {
         name: "Slurm",
+        id: "slurm",
         // SLURM_JOB_ID is also set in an interactive allocation, and SLURM_PROCID in a batch script.
-        evidence: &[&["SLURM_STEP_NODELIST", "SLURM_PROCID"]],
+        evidence: &["SLURM_STEP_NODELIST", "SLURM_PROCID"],
+        own: &["SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"],
+        parts: &["SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"],
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local_rank: &["SLURM_LOCALID"],
@@ -170,18 +222,46 @@ const RULES: [Rule; 9] = [
 ];
 
 impl Rule {
-    fn evidence_in(&self, environment: &Environment) -> Option<&'static [&'static str]> {
-        let all_set = |names: &&&[&str]| names.iter().all(|name| environment.get(name).is_some());
-        self.evidence.iter().find(all_set).copied()
+    /// Whether the launcher is recognised.
+    pub(super) fn is_in(&self, environment: &Environment) -> bool {
+        self.evidence.iter().all(|name| environment.get(name).is_some())
+    }
+
+    /// An error that names the first variable of the evidence that is missing, although `because` is set.
+    pub(super) fn check_complete(&self, environment: &Environment, because: &str) -> Result<()> {
+        let missing = self.evidence.iter().find(|name| environment.get(name).is_none());
+        let Some(missing) = missing else { return Ok(()) };
+        let expected = format!(
+            "a value, since {because} is set: {} sets both. A process that no launcher started is told so by {LAUNCHER}=none",
+            self.name
+        );
+        Err(setting(missing, "", expected).into())
+    }
+
+    /// An error if some of the launcher's variables are set, and others are not.
+    pub(super) fn check_whole(&self, environment: &Environment) -> Result<()> {
+        self.check_beside(self.parts, environment)
+    }
+
+    /// An error if some of the evidence is set, and the rest is not.
+    pub(super) fn check_evidence(&self, environment: &Environment) -> Result<()> {
+        self.check_beside(self.evidence, environment)
+    }
+
+    fn check_beside(&self, parts: &[&str], environment: &Environment) -> Result<()> {
+        let present = parts.iter().find(|name| environment.get(name).is_some());
+        present.map_or(Ok(()), |present| self.check_complete(environment, present))
     }
 }
 
 impl Environment {
-    /// Finds the launcher that started this process: the first of the table that is recognised.
+    /// Finds the launcher that started this process: of several, the innermost.
+    ///
+    /// # Errors
+    /// A variable that is missing or malformed; two launchers that contradict each other, if the innermost is not known.
     pub fn launcher(&self) -> Result<Option<Launcher>> {
-        let mut recognised = RULES.iter().filter_map(|rule| Some((rule, rule.evidence_in(self)?)));
-        let Some((rule, recognised_by)) = recognised.next() else { return Ok(None) };
-        let because = recognised_by[0];
+        let Some(Innermost { rule, ignored }) = self.innermost()? else { return Ok(None) };
+        let because = rule.evidence[0];
         let rank = self.required(rule.rank, because)?;
         let world_size = match self.first_set(rule.world_size) {
             Some(name) => Some(self.required(name, because)?),
@@ -206,13 +286,15 @@ impl Environment {
             world_size,
             local_rank,
             local_world_size: self.local_world_size(rule)?,
-            recognised_by,
-            ignored: recognised.map(|(rule, _)| rule.name).collect(),
+            recognised_by: rule.evidence,
+            ignored,
             rule,
+            // For a place that the program sets, the program says whether there is a store.
+            has_store: rule.id != PROGRAM && self.get("PHALANX_STORE").is_some(),
         }))
     }
 
-    fn first_set(&self, names: &[&'static str]) -> Option<&'static str> {
+    pub(super) fn first_set(&self, names: &[&'static str]) -> Option<&'static str> {
         names.iter().copied().find(|name| self.get(name).is_some())
     }
 
@@ -261,11 +343,13 @@ fn ranks_of_hosts(list: &str) -> Option<Vec<(usize, usize)>> {
 }
 
 impl Launcher {
-    /// Whether all ranks are on this host; also true if the launcher does not say.
+    /// Whether all ranks are on this host. If the launcher does not say how many are: whether no `PHALANX_STORE` is
+    /// set, at which ranks of several hosts would meet.
     pub fn is_one_host(&self) -> bool {
         match (self.local_world_size, self.world_size) {
             (Some(here), Some(all)) => here == all,
-            _ => true,
+            (_, Some(1)) => true,
+            _ => !self.has_store,
         }
     }
 
@@ -305,16 +389,24 @@ impl Launcher {
         }
         let job = if world_size > 1 { self.job(environment)? } else { String::new() };
         let one_host = self.is_one_host();
-        Ok(Place { launcher: self.name, rank: self.rank, world_size, job, one_host })
+        // A token in the environment is not for a place that the program sets, unless it sets the store as well.
+        let has_token = self.rule.id != PROGRAM || environment.get(place::LOCAL_WORLD_SIZE).is_some();
+        let token = if has_token && world_size > 1 { environment.token_if_set()? } else { None };
+        let meeting = token.map_or_else(|| job.clone(), |token| token.derive(&job));
+        Ok(Place { launcher: self.name, rank: self.rank, world_size, job, meeting, one_host })
     }
 
     /// The text that identifies the job.
     fn job(&self, environment: &Environment) -> Result<String> {
         let mut job = vec![self.name.to_owned()];
         for name in self.rule.job {
-            match environment.get(name) {
-                Some(value) if !value.is_empty() => job.push(value.to_owned()),
-                _ => {
+            match (environment.get(name), environment.get("PHALANX_STORE")) {
+                (Some(value), _) => job.push(value.to_owned()),
+                // The store and its token tell the job. Rank 0 may know the store by another name.
+                (None, Some(store)) if self.has_store => {
+                    job.push(format!("{name} at port {}", store.rsplit(':').next().unwrap_or_default()));
+                }
+                (None, _) => {
                     let expected =
                         format!("what {} sets: the ranks of a job know each other by it", self.name);
                     return Err(setting(name, "", expected).into());

@@ -1,11 +1,13 @@
 //! Environment variables: those of launchers, and `PHALANX_*`.
 
 mod launcher;
+mod nesting;
 
 pub use launcher::Launcher;
 pub(crate) use launcher::Place;
 
 use crate::contract::BackendKind;
+use crate::rendezvous::store::Token;
 use crate::types::error::{Error, UsageError};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -16,14 +18,24 @@ use std::time::Duration;
 /// It ends waits for peers that are stopped or far behind. A peer that died or left is noticed at once.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The environment variables of this process, or those of a test.
+/// The environment variables of this process, or those of a test. A variable with an empty value is not set.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Environment(HashMap<String, String>);
+pub(crate) struct Environment {
+    variables: HashMap<String, String>,
+    ancestors: nesting::Ancestors,
+}
 
-/// Reads the deadline: `PHALANX_TIMEOUT` in seconds, or the default.
-pub(crate) fn timeout_from_environment() -> Result<Duration, UsageError> {
-    seconds_from_environment("PHALANX_TIMEOUT")
-        .map(|seconds| seconds.unwrap_or(crate::rendezvous::environment::DEFAULT_TIMEOUT))
+/// The longest deadline that a variable sets, in seconds. Longer than any clock, so it never passes.
+const MOST_SECONDS: f64 = 1e19;
+
+/// Reads the deadline: `PHALANX_TIMEOUT` in seconds or `none`, or the default.
+pub fn timeout_from_environment() -> Result<Duration, UsageError> {
+    seconds_from_environment("PHALANX_TIMEOUT").map(|seconds| seconds.unwrap_or(DEFAULT_TIMEOUT))
+}
+
+/// A variable of this process; `None` if it is not set or empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Reads how long a peer may be stopped: `PHALANX_STOPPED_TIMEOUT` in seconds, if set.
@@ -42,8 +54,7 @@ pub(crate) fn number_from_environment(
     allowed: RangeInclusive<usize>,
     expected: &str,
 ) -> Result<Option<usize>, UsageError> {
-    let Some(value) = std::env::var_os(name) else { return Ok(None) };
-    let value = value.to_string_lossy();
+    let Some(value) = variable(name) else { return Ok(None) };
     match value.trim().parse() {
         Ok(number) if allowed.contains(&number) => Ok(Some(number)),
         _ => Err(setting(name, &value, expected)),
@@ -51,10 +62,7 @@ pub(crate) fn number_from_environment(
 }
 
 fn seconds_from_environment(name: &str) -> Result<Option<Duration>, UsageError> {
-    match std::env::var_os(name) {
-        None => Ok(None),
-        Some(value) => parse_seconds(name, &value.to_string_lossy()).map(Some),
-    }
+    variable(name).map(|value| parse_seconds(name, &value)).transpose()
 }
 
 /// Reads whether calls are compared before they move data: `PHALANX_CHECK`.
@@ -64,7 +72,7 @@ pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
 
 /// Reads a variable that must be 0 or 1, if it is set.
 pub(crate) fn switch_from_environment(name: &str) -> Result<Option<bool>, UsageError> {
-    switch(name, std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).as_deref())
+    switch(name, variable(name).as_deref())
 }
 
 /// Parses the value of a variable that must be 0 or 1.
@@ -77,11 +85,20 @@ pub(crate) fn switch(name: &str, value: Option<&str>) -> Result<Option<bool>, Us
     }
 }
 
+/// Parses a deadline: seconds, or `none` for one that never comes.
 fn parse_seconds(name: &str, value: &str) -> Result<Duration, UsageError> {
-    let seconds = value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0);
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| setting(name, value, "a number of seconds greater than 0"))
+    if value.trim() == "none" {
+        return Ok(Duration::MAX);
+    }
+    let allowed = |seconds: &f64| *seconds > 0.0 && *seconds <= MOST_SECONDS;
+    let seconds = value.trim().parse().ok().filter(allowed).map(Duration::from_secs_f64);
+    // A tiny number rounds to nothing.
+    seconds.filter(|seconds| !seconds.is_zero()).ok_or_else(|| {
+        let expected = format!(
+            "a number of seconds, greater than 0 and at most {MOST_SECONDS:e}; or none, to wait for ever"
+        );
+        setting(name, value, expected)
+    })
 }
 
 /// Names for the settings of [`Builder::place`](crate::Builder::place), which no environment variable has.
@@ -103,11 +120,18 @@ impl Environment {
     pub fn current() -> Environment {
         let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
         // A value that is not Unicode fails when it is parsed, with an error that shows it.
-        Environment(std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect())
+        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+        Environment::new(variables, nesting::Ancestors::OfThisProcess)
     }
 
     pub fn of(variables: &[(&str, &str)]) -> Environment {
-        Environment(variables.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect())
+        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Environment::new(variables, nesting::Ancestors::default())
+    }
+
+    fn new(variables: impl Iterator<Item = (String, String)>, ancestors: nesting::Ancestors) -> Environment {
+        let variables = variables.filter(|(_, value)| !value.is_empty()).collect();
+        Environment { variables, ancestors }.without_outer_store()
     }
 
     /// This environment with the place that the program sets.
@@ -136,11 +160,11 @@ impl Environment {
     }
 
     fn set(&mut self, name: &str, value: &str) {
-        self.0.insert(name.to_owned(), value.to_owned());
+        self.variables.insert(name.to_owned(), value.to_owned());
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.variables.get(name).map(String::as_str)
     }
 
     pub(crate) fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {
@@ -151,10 +175,22 @@ impl Environment {
         number.map(Some).map_err(|_| setting(name, value, "a number, 0 or greater"))
     }
 
+    /// The job's token: `PHALANX_TOKEN`, or the contents of `PHALANX_TOKEN_FILE`.
+    pub(crate) fn token_if_set(&self) -> Result<Option<Token>, Error> {
+        if let Some(token) = self.get("PHALANX_TOKEN") {
+            let expected =
+                || format!("a secret of at least {} characters, the same for all ranks", Token::MIN_LEN);
+            return Ok(Some(
+                Token::new(token).ok_or_else(|| setting("PHALANX_TOKEN", "(not shown)", expected()))?,
+            ));
+        }
+        self.get("PHALANX_TOKEN_FILE").map(Token::from_file).transpose()
+    }
+
     /// Reads the backend that `PHALANX_BACKEND` names.
     pub fn backend(&self) -> Result<Option<BackendKind>, Error> {
         match self.get("PHALANX_BACKEND") {
-            None | Some("" | "auto") => Ok(None),
+            None | Some("auto") => Ok(None),
             Some("solo") => Ok(Some(BackendKind::Solo)),
             Some("host") => Ok(Some(BackendKind::Host)),
             Some("mpi") => Ok(Some(BackendKind::Mpi)),
@@ -184,9 +220,13 @@ mod tests {
             let error = environment(&[("PHALANX_BACKEND", backend)]).backend().unwrap_err().to_string();
             assert!(error.contains("PHALANX_BACKEND") && error.contains(backend), "{error}");
         }
-        for timeout in ["", "0", "-3", "soon", "inf", "1e300"] {
-            assert!(parse_seconds("PHALANX_TIMEOUT", timeout).is_err(), "{timeout}");
+        for timeout in ["0", "-3", "soon", "inf", "NaN", "1e20", "1e300", "1e-30"] {
+            let error = parse_seconds("PHALANX_TIMEOUT", timeout).unwrap_err().to_string();
+            let says = ["PHALANX_TIMEOUT", timeout, "greater than 0 and at most 1e19", "or none"];
+            assert!(says.iter().all(|part| error.contains(part)), "{error}");
         }
         assert_eq!(parse_seconds("PHALANX_TIMEOUT", " 2.5 ").unwrap(), Duration::from_millis(2500));
+        assert_eq!(parse_seconds("PHALANX_TIMEOUT", "none").unwrap(), Duration::MAX);
+        assert_eq!(environment(&[("PHALANX_BACKEND", "")]).backend().unwrap(), None);
     }
 }

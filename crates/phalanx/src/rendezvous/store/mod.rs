@@ -12,8 +12,10 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `address.rs` | where a store is, and listening there |
 //! | `protocol/` | messages and their bytes |
-//! | `session.rs` | token, keys, authenticated frames |
+//! | `token.rs` | the secret of the job |
+//! | `session.rs` | keys, authenticated frames |
 //! | `cipher.rs`, `no_cipher.rs` | optional encryption |
 //! | `stall.rs` | pauses of this process |
 //! | `namespace/` | values, exchanges and members, without sockets and clocks |
@@ -23,6 +25,7 @@
 //!
 //! Threat model: `docs/security.md`.
 
+pub(crate) mod address;
 #[cfg(feature = "multi-host")]
 pub mod cipher;
 #[cfg(not(feature = "multi-host"))]
@@ -34,12 +37,13 @@ pub mod protocol;
 pub mod server;
 pub mod session;
 mod stall;
+pub(crate) mod token;
 mod transport;
 
 pub use client::{Member, Store, Subscriber};
 pub use protocol::Role;
 pub use server::{Server, Settings};
-pub use session::Token;
+pub use token::Token;
 pub(crate) use transport::{MessageTransport, Transport};
 
 use crate::types::error::PeerEvent;

@@ -1,6 +1,7 @@
 //! Environments as launchers were seen to make them (where there is no such machine: as their sources do).
 
 mod clusters;
+mod nested;
 
 use super::*;
 use crate::rendezvous::environment::tests::environment;
@@ -121,12 +122,14 @@ fn check(
 fn nothing_set_is_no_launcher() {
     for variables in [
         &[][..],
-        &[("RANK", "3")],
+        // Empty is not set.
+        &[("RANK", ""), ("WORLD_SIZE", ""), ("PHALANX_RANK", ""), ("PHALANX_WORLD_SIZE", "")],
+        &[("PHALANX_LAUNCHED_BY", "none"), ("RANK", "3")],
+        &[("PHALANX_LAUNCHED_BY", "none"), ("RANK", "3"), ("WORLD_SIZE", "4")],
         // An interactive allocation, and a batch script in it.
         &[("SLURM_JOB_ID", "77"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "node1")],
         &[("SLURM_JOB_ID", "77"), ("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")],
         &[("PMI_FD", "8")],
-        &[("PMIX_RANK", "0")],
     ] {
         assert_eq!(environment(variables).launcher().unwrap(), None, "{variables:?}");
     }
@@ -193,7 +196,7 @@ fn slurm_says_how_many_ranks_each_host_has() {
     {
         assert_eq!(of_host(list, host).unwrap(), Some(ranks), "{list} on host {host}");
     }
-    for list in ["", "two", "2(x", "2(3)", "2,", "2(x)"] {
+    for list in ["two", "2(x", "2(3)", "2,", "2(x)"] {
         let error = of_host(list, "0").unwrap_err().to_string();
         assert!(error.contains(SLURM_STEP_TASKS) && error.contains("3,2"), "{list:?}: {error}");
     }
@@ -201,21 +204,63 @@ fn slurm_says_how_many_ranks_each_host_has() {
 }
 
 #[test]
-fn the_order_of_the_table_decides() {
-    let both = |first: Variables, second: Variables| {
-        let all: Vec<_> = first.iter().chain(second).copied().collect();
-        let launcher = recognised(&all);
-        (launcher.name, launcher.ignored)
+fn half_a_set_of_variables_names_what_is_missing() {
+    /// Variables; the one that is missing, and the one because of which it is.
+    type Case = (Variables, [&'static str; 2]);
+    let cases: [Case; 16] = [
+        (&[("RANK", "3")], ["WORLD_SIZE", "RANK"]),
+        (&[("RANK", "3"), ("WORLD_SIZE", "")], ["WORLD_SIZE", "RANK"]),
+        (&[("WORLD_SIZE", "4")], ["RANK", "WORLD_SIZE"]),
+        (&[("LOCAL_RANK", "1")], ["RANK", "LOCAL_RANK"]),
+        (&[("PHALANX_RANK", "0")], ["PHALANX_WORLD_SIZE", "PHALANX_RANK"]),
+        (&[("PHALANX_WORLD_SIZE", "2"), ("PHALANX_RANK", "")], ["PHALANX_RANK", "PHALANX_WORLD_SIZE"]),
+        (&[("PHALANX_LOCAL_RANK", "0")], ["PHALANX_RANK", "PHALANX_LOCAL_RANK"]),
+        (&[("OMPI_COMM_WORLD_RANK", "0")], ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"]),
+        (&[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")], ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"]),
+        (&[("PALS_LOCAL_RANKID", "0")], ["PALS_RANKID", "PALS_LOCAL_RANKID"]),
+        (&[("PMI_RANK", "0")], ["PMI_SIZE", "PMI_RANK"]),
+        (&[("PMI_SIZE", "2"), ("PMI_RANK", "")], ["PMI_RANK", "PMI_SIZE"]),
+        (&[("PMIX_RANK", "0")], ["PMIX_NAMESPACE", "PMIX_RANK"]),
+        (&[("PMIX_NAMESPACE", "a")], ["PMIX_RANK", "PMIX_NAMESPACE"]),
+        (&[("SLURM_STEP_NODELIST", "node1")], ["SLURM_PROCID", "SLURM_STEP_NODELIST"]),
+        // Those of `phalanx launch` also beside another launcher's.
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("PHALANX_WORLD_SIZE", "2")],
+            ["PHALANX_RANK", "PHALANX_WORLD_SIZE"],
+        ),
+    ];
+    for (variables, [missing, because]) in cases {
+        let error = environment(variables).launcher().unwrap_err().to_string();
+        let says =
+            [&format!("{missing}=\"\""), &format!("since {because} is set"), "PHALANX_LAUNCHED_BY=none"];
+        assert!(says.iter().all(|part| error.contains(&**part)), "{variables:?}: {error}");
+    }
+}
+
+#[test]
+fn what_is_left_of_a_launcher_does_not_hide_another() {
+    let left = [TORCHRUN, &[("PHALANX_LOCAL_RANK", "0"), ("OMPI_COMM_WORLD_RANK", "3"), ("PMIX_RANK", "3")]];
+    assert_eq!(recognised(&left.concat()).name, "torchrun");
+}
+
+#[test]
+fn a_store_is_for_ranks_that_may_be_elsewhere() {
+    let by_hand = [("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")];
+    let one_host = |more: &[(&str, &str)]| {
+        let variables = [&by_hand[..], more].concat();
+        recognised(&variables).place(&environment(&variables)).unwrap().one_host
     };
-    assert_eq!(both(TORCHRUN, PHALANX), ("phalanx launch", vec!["torchrun"]));
-    // torchrun in a step of Slurm, one for each host.
-    assert_eq!(both(SLURM_STEP, TORCHRUN), ("torchrun", vec!["Slurm"]));
-    // mpirun in a step of Slurm, and the steps in which srun itself starts MPI's ranks.
-    assert_eq!(both(SLURM_STEP, OPEN_MPI_4), ("Open MPI", vec!["PMIx", "Slurm"]));
-    assert_eq!(both(SLURM_STEP, MPICH).0, "MPICH or another launcher with PMI");
-    assert_eq!(both(SLURM_STEP, PMIX), ("PMIx", vec!["Slurm"]));
-    assert_eq!(recognised(INTEL_MPI).ignored, ["MPICH or another launcher with PMI"]);
-    assert_eq!(both(PALS, SLURM_STEP).0, "Cray PALS");
+    let store = ("PHALANX_STORE", "alpha:29400");
+    assert!(one_host(&[]) && one_host(&[("PHALANX_STORE", "")]));
+    assert!(!one_host(&[store]) && !one_host(&[store, ("LOCAL_WORLD_SIZE", "1")]));
+    assert!(one_host(&[store, ("LOCAL_WORLD_SIZE", "4")]));
+    assert!(recognised(&[("RANK", "0"), ("WORLD_SIZE", "1"), store]).is_one_host());
+    // The store tells the job, too.
+    let least = [("RANK", "1"), ("WORLD_SIZE", "4"), store, ("PHALANX_TOKEN", "0123456789abcdef")];
+    let place = recognised(&least).place(&environment(&least)).unwrap();
+    assert!(place.job.contains("MASTER_ADDR at port 29400") && place.meeting != place.job, "{place:?}");
+    // A place that the program sets has the store of the program.
+    assert!(environment(&[store]).placed(0, 2, "mine").launcher().unwrap().unwrap().is_one_host());
 }
 
 #[test]
@@ -248,10 +293,9 @@ fn jobs_are_told_apart() {
 
 #[test]
 fn malformed_variables_are_named() {
-    let cases: [(&[(&str, &str)], &str); 9] = [
+    let cases: [(&[(&str, &str)], &str); 8] = [
         (&[("PHALANX_RANK", "abc"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_RANK=\"abc\""),
         (&[("PHALANX_RANK", "-1"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_RANK=\"-1\""),
-        (&[("PHALANX_RANK", "0")], "PHALANX_WORLD_SIZE"),
         (&[("PHALANX_RANK", "2"), ("PHALANX_WORLD_SIZE", "2"), ("PHALANX_JOB", "x")], "PHALANX_RANK=\"2\""),
         (&[("PHALANX_RANK", "0"), ("PHALANX_WORLD_SIZE", "2")], "PHALANX_JOB"),
         (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")], "MASTER_PORT"),

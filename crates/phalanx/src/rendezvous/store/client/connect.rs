@@ -1,20 +1,26 @@
 //! Connecting to the store: retries, the greeting, and the errors of a refusal.
 
 use super::Member;
-use crate::os::Wire;
+use crate::os::{ThreadMark, Wire, is_unreachable};
+use crate::rendezvous::store::address::{AddressError, check, resolve};
 use crate::rendezvous::store::cipher::{Binding, Cipher};
 use crate::rendezvous::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::{Rendezvous, session};
 use crate::types::error::{Error, Result};
+use crate::watch::deadline::after;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How long one attempt to reach the store, or one answer of it, may take.
+/// How long the first attempt to reach the store may take until it answers. Each further one may take twice as long, up to
+/// [`LONGEST`].
 const ATTEMPT: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(20);
 /// How long to wait between attempts, at most.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long a name that has no address is looked up again: a busy resolver may fail to answer.
+const LOOKUP: Duration = Duration::from_secs(1);
 /// Attempts that end with a closed connection before joining fails for good.
 const CLOSURES: u32 = 3;
 
@@ -25,6 +31,8 @@ pub struct Session {
     pub to: Key,
     pub from: Key,
     pub silence: Duration,
+    /// The store's thread.
+    pub thread: Option<ThreadMark>,
     /// Received after the welcome.
     pub rest: Vec<u8>,
 }
@@ -33,6 +41,8 @@ pub struct Session {
 enum AttemptError {
     /// Nothing answers yet.
     Absent(io::Error),
+    /// The name has no address.
+    Unresolved(io::Error),
     /// The connection was closed before the welcome.
     Closed(io::Error),
     /// Retrying is useless.
@@ -48,7 +58,7 @@ fn join_in_attempts(
     rendezvous: &Rendezvous,
     member: Member,
     deadline: Instant,
-    longest: Duration,
+    mut longest: Duration,
 ) -> Result<Session> {
     let started = Instant::now();
     let mut closures = 0;
@@ -57,6 +67,13 @@ fn join_in_attempts(
         let (problem, remedy) = match attempt(rendezvous, member, deadline, longest) {
             Ok(session) => return Ok(session),
             Err(AttemptError::Final(error)) => return Err(error),
+            Err(AttemptError::Unresolved(e)) if started.elapsed() >= LOOKUP || Instant::now() >= deadline => {
+                return Err(AddressError::Unresolved(e).into_error(&rendezvous.address));
+            }
+            Err(AttemptError::Unresolved(_)) => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
             Err(AttemptError::Closed(e)) => {
                 closures += 1;
                 (
@@ -82,6 +99,7 @@ fn join_in_attempts(
         }
         std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
         pause = (pause * 2).min(PAUSE);
+        longest = longest.saturating_mul(2).min(LONGEST);
     }
 }
 
@@ -95,31 +113,35 @@ fn attempt(
         let left = deadline.saturating_duration_since(Instant::now());
         left.min(longest).max(Duration::from_millis(10))
     };
-    let stream = open(&rendezvous.address, timeout_left).map_err(AttemptError::Absent)?;
-    greet(stream, rendezvous, member, timeout_left())
+    let stream = open(&rendezvous.address, timeout_left)?;
+    greet(stream, rendezvous, member, timeout_left(), deadline)
 }
 
 /// Joins over an existing connection.
 pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Session> {
     let timeout_left = timeout.max(Duration::from_millis(10));
-    greet(wire, rendezvous, member, timeout_left).map_err(|failed| match failed {
+    let deadline = after(Instant::now(), timeout_left);
+    greet(wire, rendezvous, member, timeout_left, deadline).map_err(|failed| match failed {
         AttemptError::Final(error) => error,
-        AttemptError::Absent(e) | AttemptError::Closed(e) => Error::bootstrap(
+        AttemptError::Absent(e) | AttemptError::Unresolved(e) | AttemptError::Closed(e) => Error::bootstrap(
             format!("the store at {} does not answer ({e})", rendezvous.address),
             "see what became of that rank: its own output",
         ),
     })
 }
 
+/// Joins over a connection. The store has `first_answer` for its greeting; after that it is known to run, and has up to the
+/// `deadline`: it may have many ranks to greet.
 fn greet(
     stream: Wire,
     rendezvous: &Rendezvous,
     member: Member,
-    timeout_left: Duration,
+    first_answer: Duration,
+    deadline: Instant,
 ) -> std::result::Result<Session, AttemptError> {
     stream
-        .set_read_timeout(Some(timeout_left))
-        .and_then(|()| stream.set_write_timeout(Some(timeout_left)))
+        .set_read_timeout(Some(first_answer))
+        .and_then(|()| stream.set_write_timeout(Some(first_answer)))
         .map_err(AttemptError::Closed)?;
 
     let nonce = session::nonce().map_err(AttemptError::Closed)?;
@@ -136,6 +158,8 @@ fn greet(
             _ => AttemptError::Closed(e),
         }
     })?;
+    let left = deadline.saturating_duration_since(Instant::now()).max(first_answer);
+    stream.set_read_timeout(Some(left)).map_err(AttemptError::Closed)?;
     let stranger = |Malformed(why): Malformed| {
         AttemptError::Final(Error::bootstrap(
             format!("what answers at {} is no store of phalanx: {why}", rendezvous.address),
@@ -175,8 +199,9 @@ fn greet(
 
     let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
-        Reply::Welcome { silence } => {
-            Ok(Session { stream, cipher, to, from, silence: Duration::from_millis(silence.into()), rest })
+        Reply::Welcome { silence, thread } => {
+            let silence = Duration::from_millis(silence.into());
+            Ok(Session { stream, cipher, to, from, silence, thread, rest })
         }
         Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
@@ -186,20 +211,34 @@ fn greet(
     }
 }
 
-fn open(address: &str, timeout_left: impl Fn() -> Duration) -> io::Result<Wire> {
-    let mut failed = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    for address in address.to_socket_addrs()? {
+fn open(address: &str, timeout_left: impl Fn() -> Duration) -> std::result::Result<Wire, AttemptError> {
+    let final_error = |error: AddressError| AttemptError::Final(error.into_error(address));
+    check(address).map_err(final_error)?;
+    let addresses = resolve(address).map_err(|error| match error {
+        AddressError::Unresolved(e) => AttemptError::Unresolved(e),
+        error => final_error(error),
+    })?;
+    let (mut absent, mut hopeless) = (None, Vec::new());
+    for address in addresses {
         match TcpStream::connect_timeout(&address, timeout_left()) {
             // While nobody listens on a port, the kernel may give that very port to the client, which then
             // is connected to itself and keeps the store from binding it.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
-                failed = ErrorKind::ConnectionRefused.into();
+                absent = Some(ErrorKind::ConnectionRefused.into());
             }
-            Ok(stream) => return Wire::tcp(stream),
-            Err(e) => failed = e,
+            Ok(stream) => return Wire::tcp(stream).map_err(AttemptError::Absent),
+            Err(e)
+                if is_unreachable(&e) || (e.kind() == ErrorKind::AddrNotAvailable && address.is_ipv6()) =>
+            {
+                hopeless.push(format!("{} cannot be reached from this host ({e})", address.ip()));
+            }
+            Err(e) => absent = Some(e),
         }
     }
-    Err(failed)
+    Err(match absent {
+        Some(e) => AttemptError::Absent(e),
+        None => final_error(AddressError::Hopeless(hopeless.join(", "))),
+    })
 }
 
 /// Performs the TLS handshake, if the job encrypts. Bytes received after it are appended to `input`.
@@ -264,14 +303,14 @@ fn first_reply(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::store::server::bind;
+    use crate::rendezvous::store::address::Listeners;
     use crate::rendezvous::store::{Host, Server, Settings, Token};
 
     #[test]
     fn a_store_that_is_bound_and_does_not_run_yet_is_waited_for() {
-        let listener = bind("127.0.0.1:0").unwrap();
+        let listener = Listeners::bind("127.0.0.1:0").unwrap();
         let rendezvous = Rendezvous {
-            address: listener.local_addr().unwrap().to_string(),
+            address: listener.address().unwrap().to_string(),
             token: Token::random().unwrap(),
             epoch: 0,
             host: Host::Rank(0),

@@ -2,10 +2,10 @@
 
 use super::connect::Session;
 use super::{Member, Subscriber};
-use crate::os::Wire;
 use crate::os::sync::lock;
+use crate::os::{ThreadMark, Wire};
 use crate::rendezvous::store::cipher::Cipher;
-use crate::rendezvous::store::protocol::{End, MAX_REPLY, Malformed, Reply, Request};
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, MAX_REPLY, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::{Host, Lost, Rendezvous};
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Bound on sending the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
+
+/// How many times the silence a store of this host may take that has work and no core.
+const MOST_EXCUSED: u32 = 30;
 
 /// State that a store and its thread share.
 pub struct Link {
@@ -73,7 +76,7 @@ impl Link {
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
         let stream = session.stream.try_clone().map_err(system("dup"))?;
         stream.set_write_timeout(Some(session.silence)).map_err(system("setsockopt"))?;
-        let Session { stream: read_half, cipher, to, from, silence, rest } = session;
+        let Session { stream: read_half, cipher, to, from, silence, thread: store, rest } = session;
         let link = Arc::new(Link {
             member,
             process: std::process::id(),
@@ -90,7 +93,7 @@ impl Link {
         let thread = std::thread::Builder::new().name("phalanx-store-client".into());
         let shared = link.clone();
         let listener = thread
-            .spawn(move || shared.listen(read_half, from, rest))
+            .spawn(move || shared.listen(read_half, from, rest, store))
             .map_err(system("starting the store's thread"))?;
         Ok((link, listener))
     }
@@ -252,16 +255,18 @@ impl Link {
     }
 
     /// The thread: receives until the connection ends, and sends heartbeats.
-    fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>) {
+    fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>, store: Option<ThreadMark>) {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
+        // How long the store was waited for since its last message because it had no core.
+        let mut excused = Duration::ZERO;
         let mut last_received = Instant::now();
         let mut stalls = StallDetector::new(self.silence);
         let mut leaving = None;
         loop {
             last_received += stalls.held_up(Instant::now());
             match self.take_in(&mut key, &mut input) {
-                Ok(true) => last_received = Instant::now(),
+                Ok(true) => (last_received, excused) = (Instant::now(), Duration::ZERO),
                 Ok(false) => {}
                 Err(Malformed(why)) => {
                     return self
@@ -273,7 +278,7 @@ impl Link {
                 if leaving.get_or_insert_with(Instant::now).elapsed() > LEAVING {
                     return;
                 }
-            } else if lock(&self.sender).last.elapsed() >= interval {
+            } else if lock(&self.sender).last.elapsed() >= self.silence / HEARTBEATS {
                 self.send(&Request::Heartbeat);
             }
             // To the point at which silence becomes a loss.
@@ -289,7 +294,11 @@ impl Link {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let silent = last_received.elapsed();
-                    if silent >= self.silence {
+                    let has_work = || store.as_ref().is_some_and(ThreadMark::is_ready);
+                    if silent >= self.silence && excused < self.silence * MOST_EXCUSED && has_work() {
+                        last_received += interval;
+                        excused += interval;
+                    } else if silent >= self.silence {
                         // The other direction may work.
                         self.send(&Request::Deaf);
                         let silent = u32::try_from(silent.as_millis()).unwrap_or(u32::MAX);

@@ -109,7 +109,9 @@ impl Store {
         let wait = millis(timeout);
         let request = |id| Request::Exchange { id, key: key_text, value, wait };
         match self.link.ask(&what, timeout, request)? {
-            Reply::All { values, .. } if values.len() == self.link.member.size as usize => Ok(values),
+            Reply::All { values, .. } if values.len() == self.link.member.size as usize => {
+                Ok(Arc::unwrap_or_clone(values))
+            }
             reply => Err(self.link.unexpected(&what, timeout, reply)),
         }
     }

@@ -5,6 +5,7 @@
 
 use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most bytes that a namespace stores, keys included.
@@ -88,6 +89,11 @@ impl Namespace {
             readers: Vec::new(),
             stored: 0,
         }
+    }
+
+    /// The number of members, once it is known.
+    pub fn size(&self) -> Option<u32> {
+        self.size
     }
 
     /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges
@@ -286,7 +292,7 @@ impl Namespace {
             // All members have their answer, so the key may be used again.
             let exchange = self.exchanges.remove(&key).expect("it was there just now");
             self.stored -= exchange.given.values().map(|value| cost(&key, value)).sum::<usize>();
-            let values: Vec<Vec<u8>> = exchange.given.into_values().collect();
+            let values: Arc<Vec<Vec<u8>>> = Arc::new(exchange.given.into_values().collect());
             for waiting in exchange.waiting {
                 out.push((waiting.rank, Reply::All { id: waiting.id, values: values.clone() }));
             }

@@ -39,7 +39,7 @@ fn an_exchange_answers_all_at_once_in_rank_order_and_can_be_repeated() {
         assert_eq!(bench.exchange(2, b"c", 10), []);
         assert_eq!(bench.exchange(0, b"a", 10), []);
         let values = vec![b"a".to_vec(), b"b".to_vec(), b"c".to_vec()];
-        let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone() });
+        let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone().into() });
         assert_eq!(bench.exchange(1, b"b", 10), [all(2), all(0), all(1)]);
     }
     assert_eq!(bench.namespace.stored, 0);
@@ -82,7 +82,7 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     let lost = |to: u32, rank: u32| (to, Reply::Lost { rank, end: End::Closed });
     assert_eq!(out, [lost(0, 1), lost(1, 1), lost(2, 1)]);
     let values = vec![Vec::new(); 3];
-    let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone() });
+    let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone().into() });
     assert_eq!(bench.exchange(2, b"", 1000), [all(0), all(2)]);
     // The next one needs it.
     let gone = |rank: u32| (rank, Reply::Gone { id: rank.into(), rank: 1, end: End::Closed });

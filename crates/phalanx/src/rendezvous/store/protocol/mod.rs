@@ -4,12 +4,17 @@
 //! (`session.rs`) that holds one [`Request`] or one [`Reply`]. `decode` parses bytes from outside. It
 //! allocates no more than the bytes that it is given, and refuses trailing bytes.
 
+use crate::os::ThreadMark;
 use crate::types::error::PeerEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
+
+/// How many heartbeats a side sends in the time of silence after which it counts as lost.
+pub const HEARTBEATS: u32 = 4;
 
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
@@ -188,6 +193,8 @@ pub enum Reply {
     Welcome {
         /// A side that sends nothing for this long, in milliseconds, counts as lost.
         silence: u32,
+        /// The store's thread.
+        thread: Option<ThreadMark>,
     },
     /// The request is impossible. To `Join`: with id 0, and the connection ends.
     Refused {
@@ -214,8 +221,9 @@ pub enum Reply {
     All {
         /// Of the request.
         id: u64,
-        /// One for each member.
-        values: Vec<Vec<u8>>,
+        /// One for each member. All members get the same.
+        #[serde(with = "shared")]
+        values: Arc<Vec<Vec<u8>>>,
     },
     /// To `Get` and `Exchange`: the deadline has passed.
     TimedOut {
@@ -348,6 +356,22 @@ impl Reply {
             | Reply::Heartbeat
             | Reply::Goodbye => None,
         }
+    }
+}
+
+/// The bytes of what is shared are those of the thing itself.
+mod shared {
+    use super::{Arc, Deserialize, Serialize};
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        T::serialize(value, serializer)
+    }
+
+    pub fn deserialize<'a, T: Deserialize<'a>, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
     }
 }
 

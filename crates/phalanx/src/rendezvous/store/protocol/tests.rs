@@ -42,12 +42,12 @@ fn reply() -> impl Strategy<Value = Reply> {
         ]
     };
     prop_oneof![
-        any::<u32>().prop_map(|silence| Reply::Welcome { silence }),
+        any::<u32>().prop_map(|silence| Reply::Welcome { silence, thread: crate::os::ThreadMark::own() }),
         (any::<u64>(), ".{0,50}").prop_map(|(id, reason)| Reply::Refused { id, reason }),
         (any::<u64>(), bytes()).prop_map(|(id, value)| Reply::Value { id, value }),
         (any::<u64>(), any::<i64>()).prop_map(|(id, value)| Reply::Sum { id, value }),
         (any::<u64>(), proptest::collection::vec(bytes(), 0..20))
-            .prop_map(|(id, values)| Reply::All { id, values }),
+            .prop_map(|(id, values)| Reply::All { id, values: values.into() }),
         (any::<u64>(), proptest::collection::vec(any::<u32>(), 0..20))
             .prop_map(|(id, missing)| Reply::TimedOut { id, missing }),
         (any::<u64>(), any::<u32>(), end()).prop_map(|(id, rank, end)| Reply::Gone { id, rank, end }),

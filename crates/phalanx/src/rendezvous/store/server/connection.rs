@@ -4,10 +4,12 @@ use super::{Settings, is_not_now};
 use crate::os::Wire;
 use crate::rendezvous::store::cipher::{Cipher, Identity};
 use crate::rendezvous::store::protocol::{
-    End, Greeting, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side, VERSION,
+    End, Greeting, HEARTBEATS, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side,
+    VERSION,
 };
 use crate::rendezvous::store::session;
-use crate::rendezvous::store::session::{Key, Token};
+use crate::rendezvous::store::session::Key;
+use crate::rendezvous::store::token::Token;
 use crate::watch::deadline::after;
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -27,7 +29,8 @@ pub struct ServerConnection {
     input: Vec<u8>,
     /// Encrypted bytes to be sent.
     output: Vec<u8>,
-    opened: Instant,
+    /// When its phase began: a client has the same time for each.
+    phase_began: Instant,
     /// When the last message came.
     last_received: Instant,
     last_sent: Instant,
@@ -78,7 +81,7 @@ impl ServerConnection {
             cipher: Cipher::NONE,
             input: Vec::new(),
             output: Vec::new(),
-            opened: now,
+            phase_began: now,
             last_received: now,
             last_sent: now,
             end: None,
@@ -166,6 +169,7 @@ impl ServerConnection {
                 let rest = self.input.split_off(Greeting::LEN);
                 self.input.clear();
                 self.phase = Phase::Greeted { theirs, ours };
+                self.phase_began = now;
                 self.output.extend_from_slice(&ours.encode());
                 self.flush();
                 // It has received ours, and can report the difference.
@@ -188,6 +192,7 @@ impl ServerConnection {
                 };
                 let (from, to) = session::keys(token, theirs, ours, &binding);
                 self.phase = Phase::Keyed { from, to };
+                self.phase_began = now;
                 Ok(Some(Step::Nothing))
             }
             Phase::Keyed { from, .. } => {
@@ -266,16 +271,30 @@ impl ServerConnection {
         }
     }
 
-    /// Excludes time in which the server itself did not run from the silence.
-    pub fn extend_silence(&mut self, held_up: Duration) {
+    /// Excludes time in which the server itself did not run from what the client may take.
+    pub fn exclude(&mut self, held_up: Duration) {
         self.last_received += held_up;
+        self.phase_began += held_up;
+    }
+
+    /// Notes that there is something to read from it.
+    pub fn is_heard_of(&mut self, now: Instant) {
+        self.last_received = self.last_received.max(now);
+    }
+
+    /// Whether it has said nothing for so long since it was accepted.
+    pub fn is_silent(&self, now: Instant, limit: Duration) -> bool {
+        let is_new = matches!(self.phase, Phase::New) && self.input.is_empty();
+        is_new && now.saturating_duration_since(self.phase_began) >= limit
     }
 
     /// The next time at which it must be checked without new input.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
         match self.member() {
-            Some(_) => (self.last_sent + settings.silence / 8).min(self.last_received + settings.silence),
-            None => after(self.opened, settings.auth_timeout),
+            Some(_) => {
+                (self.last_sent + settings.silence / HEARTBEATS).min(self.last_received + settings.silence)
+            }
+            None => after(self.phase_began, settings.auth_timeout),
         }
     }
 
@@ -286,7 +305,7 @@ impl ServerConnection {
             self.end
         } else if self.member().is_none() {
             // A client cannot extend this time by sending a byte now and then.
-            (now >= after(self.opened, settings.auth_timeout)).then_some(End::Broken)
+            (now >= after(self.phase_began, settings.auth_timeout)).then_some(End::Broken)
         } else if silent >= settings.silence {
             Some(End::Silent(u32::try_from(silent.as_millis()).unwrap_or(u32::MAX)))
         } else {

@@ -5,12 +5,13 @@
 
 mod connection;
 
-use crate::os::{Waker, Wire, poll_sockets};
+use crate::os::{ThreadMark, Waker, Wire, poll_sockets};
+use crate::rendezvous::store::address::Listeners;
 use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::namespace::{Namespace, Outbox};
-use crate::rendezvous::store::protocol::{End, Reply, Role};
-use crate::rendezvous::store::session::Token;
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Role};
 use crate::rendezvous::store::stall::StallDetector;
+use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
 use connection::{ServerConnection, Step};
 use std::collections::{BTreeMap, HashMap};
@@ -43,7 +44,7 @@ pub const SILENCE: Duration = Duration::from_millis(1400);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
 pub fn silence_from(value: Option<&str>) -> Result<Duration> {
-    let Some(text) = value else {
+    let Some(text) = value.filter(|text| !text.is_empty()) else {
         return Ok(SILENCE);
     };
     let seconds = text.trim().parse().ok().filter(|seconds: &f64| (0.1..=86400.0).contains(seconds));
@@ -61,8 +62,17 @@ impl Default for Settings {
     }
 }
 
+/// Unauthenticated connections beyond the number of expected members from which silent ones are closed, the oldest first. A rank
+/// says something at once.
+const MAX_SILENT: usize = 64;
+/// How long a connection may be silent then. A rank that has connected may wait for a core before it sends its greeting.
+const SILENT_LIMIT: Duration = Duration::from_secs(1);
 /// Most unauthenticated connections beyond the number of expected members. One more closes the oldest.
-const MAX_UNAUTHENTICATED: usize = 64;
+const MAX_UNAUTHENTICATED: usize = 1024;
+/// Most connections accepted in a round: they are heard before more come.
+const MAX_ACCEPTED: usize = 32;
+/// Part of the silence that a round may take for requests: the members hear from the store in between.
+const ROUNDS_OF_SILENCE: u32 = 16;
 /// Bound on sending the last replies at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
@@ -82,29 +92,30 @@ enum Command {
 }
 
 impl Server {
-    /// Listens on `address` (`host:port`; port 0 takes a free one).
+    /// Listens on `address` (`host:port`; port 0 takes a free one): on all addresses that the name has on this host.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] if the address is taken or is none of this host's.
+    /// [`Error::Bootstrap`] if the address is taken, is none of this host's, or can never work.
     pub fn start(address: &str, token: Token, settings: Settings) -> Result<Server> {
-        Server::on(bind(address)?, token, settings)
+        let listeners = Listeners::bind(address).map_err(|e| e.into_error(address))?;
+        Server::on(listeners, token, settings)
     }
 
-    /// Serves an existing listener.
-    pub(crate) fn on(listener: TcpListener, token: Token, settings: Settings) -> Result<Server> {
-        listener.set_nonblocking(true).map_err(refused("preparing the store's listener"))?;
-        let bound = listener.local_addr().map_err(refused("asking for the store's address"))?;
-        Server::run(Some(bound), Some(listener), Vec::new(), token, settings)
+    /// Serves existing listeners.
+    pub(crate) fn on(listeners: Listeners, token: Token, settings: Settings) -> Result<Server> {
+        let bound = listeners.address().map_err(refused("asking for the store's address"))?;
+        let listeners = listeners.into_nonblocking().map_err(refused("preparing the store's listener"))?;
+        Server::run(Some(bound), listeners, Vec::new(), token, settings)
     }
 
     /// Serves only the given connections, each with its name for messages.
     pub(crate) fn over(wires: Vec<(String, Wire)>, token: Token, settings: Settings) -> Result<Server> {
-        Server::run(None, None, wires, token, settings)
+        Server::run(None, Vec::new(), wires, token, settings)
     }
 
     fn run(
         address: Option<SocketAddr>,
-        listener: Option<TcpListener>,
+        listeners: Vec<TcpListener>,
         wires: Vec<(String, Wire)>,
         token: Token,
         settings: Settings,
@@ -114,7 +125,7 @@ impl Server {
         let identity = identity.map_err(refused("making the store's key"))?;
         let (commands, received) = mpsc::channel();
         let mut service = Service {
-            listener,
+            listeners,
             waker: waker.clone(),
             commands: received,
             token,
@@ -125,6 +136,8 @@ impl Server {
             connections: BTreeMap::new(),
             members: HashMap::new(),
             accepted: 0,
+            next_served: 0,
+            thread: None,
         };
         for (peer, wire) in wires {
             service.begin_with(wire, peer, Instant::now()).map_err(refused("preparing a socket"))?;
@@ -190,25 +203,9 @@ pub fn check_reachable(address: &str) -> Result<()> {
     ))
 }
 
-/// Binds a listener.
-pub(crate) fn bind(address: &str) -> Result<TcpListener> {
-    let problem = |problem: String| {
-        Error::bootstrap(problem, "give the store an address of this host with a free port (host:port)")
-    };
-    let addresses =
-        address.to_socket_addrs().map_err(|e| problem(format!("the store's address {address:?}: {e}")))?;
-    TcpListener::bind(&addresses.collect::<Vec<_>>()[..]).map_err(|e| match e.kind() {
-        ErrorKind::AddrInUse => problem(format!("the store's address {address} is taken by another program")),
-        ErrorKind::AddrNotAvailable => {
-            problem(format!("the store's address {address} is none of this host's"))
-        }
-        _ => problem(format!("the store cannot listen on {address}: {e}")),
-    })
-}
-
 /// State of the server's thread.
 struct Service {
-    listener: Option<TcpListener>,
+    listeners: Vec<TcpListener>,
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     token: Token,
@@ -221,17 +218,22 @@ struct Service {
     connections: BTreeMap<u64, ServerConnection>,
     members: HashMap<(Role, u32), u64>,
     accepted: u64,
+    /// The connection that is served first in the next round.
+    next_served: u64,
+    /// This thread, for members who ask themselves whether it has a core.
+    thread: Option<ThreadMark>,
 }
 
 impl Service {
     fn run(mut self) {
         let mut stalls = StallDetector::new(self.settings.silence);
+        self.thread = ThreadMark::own();
         loop {
             let ready = self.wait();
             // Silence is measured up to the end of the wait, without time in which this thread did not run.
             let now = Instant::now();
             let held_up = stalls.held_up(now);
-            self.connections.values_mut().for_each(|connection| connection.extend_silence(held_up));
+            self.connections.values_mut().for_each(|connection| connection.exclude(held_up));
             self.waker.clear();
             while let Ok(command) = self.commands.try_recv() {
                 match command {
@@ -239,22 +241,45 @@ impl Service {
                     Command::Stop => return self.stop(),
                 }
             }
-            for id in ready {
-                self.read(id, now);
-            }
+            self.serve(ready, now);
             self.accept(now);
             for role in [Role::Rank, Role::Node] {
                 let mut out = Vec::new();
                 self.namespace(role).expire(now, &mut out);
                 self.deliver(role, out);
             }
-            let interval = self.settings.silence / 8;
-            for connection in self.connections.values_mut() {
-                connection.keep_alive(now, interval);
-            }
+            self.show_life(now);
             // One write for each connection and round.
             self.flush();
+            self.close_silent(now);
             self.sweep(now);
+        }
+    }
+
+    /// Sends a heartbeat to members that have heard nothing for a while.
+    fn show_life(&mut self, now: Instant) {
+        let interval = self.settings.silence / HEARTBEATS;
+        self.connections.values_mut().for_each(|connection| connection.keep_alive(now, interval));
+    }
+
+    /// Reads connections in turn, for a part of the silence: the rest are still ready in the next round.
+    fn serve(&mut self, mut ready: Vec<u64>, now: Instant) {
+        let longest = self.settings.silence / ROUNDS_OF_SILENCE;
+        let next = ready.partition_point(|id| *id < self.next_served);
+        ready.rotate_left(next);
+        let mut ready = ready.into_iter();
+        for id in ready.by_ref() {
+            self.next_served = id + 1;
+            self.read(id, now);
+            if now.elapsed() >= longest {
+                break;
+            }
+        }
+        // They have said something, which is only not read yet.
+        for id in ready {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.is_heard_of(now);
+            }
         }
     }
 
@@ -272,7 +297,7 @@ impl Service {
         // With a connection to watch, poll eight times per silence.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
         let streams: Vec<_> = self.connections.values().map(ServerConnection::interest).collect();
-        let ready = poll_sockets(self.listener.as_ref(), &self.waker, &streams, timeout);
+        let ready = poll_sockets(&self.listeners, &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
 
@@ -283,37 +308,64 @@ impl Service {
         }
     }
 
+    /// Accepts connections, and reads what they have sent already.
     fn accept(&mut self, now: Instant) {
-        let expected = self.settings.ranks.unwrap_or(0) + self.settings.nodes.unwrap_or(0);
-        loop {
-            let Some(listener) = &self.listener else { return };
-            match listener.accept() {
-                Ok((stream, peer)) => {
-                    let strangers = self.connections.iter().filter(|(_, c)| c.member().is_none());
-                    let (oldest, count) =
-                        strangers.fold((None, 0), |(oldest, n), (id, _)| (oldest.or(Some(*id)), n + 1));
-                    if let Some(oldest) = oldest.filter(|_| count >= MAX_UNAUTHENTICATED + expected as usize)
-                    {
-                        crate::os::log::warn!(
-                            "too many connections that prove nothing: the oldest is cut off"
-                        );
-                        self.connections.remove(&oldest);
+        let mut accepted = Vec::new();
+        for listener in &self.listeners {
+            for _ in 0..MAX_ACCEPTED {
+                match listener.accept() {
+                    Ok(connection) => accepted.push(connection),
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                    Err(e) => {
+                        // Out of descriptors, most likely. The listener stays ready: do not spin on it.
+                        crate::os::log::warn!("the store cannot accept a connection: {e}");
+                        std::thread::sleep(Duration::from_millis(10));
+                        break;
                     }
-                    let served =
-                        Wire::tcp(stream).and_then(|wire| self.begin_with(wire, peer.to_string(), now));
-                    if let Err(e) = served {
-                        crate::os::log::warn!("{peer} could not be served: {e}");
-                    }
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(e) => {
-                    // Out of descriptors, most likely. The listener stays ready: do not spin on it.
-                    crate::os::log::warn!("the store cannot accept a connection: {e}");
-                    std::thread::sleep(Duration::from_millis(10));
-                    return;
                 }
             }
+        }
+        for (stream, peer) in accepted {
+            let (oldest, count) = self.strangers();
+            if let Some(oldest) = oldest.filter(|_| count >= self.expected() + MAX_UNAUTHENTICATED) {
+                crate::os::log::warn!("too many connections that prove nothing: the oldest is cut off");
+                self.connections.remove(&oldest);
+            }
+            let id = self.accepted;
+            match Wire::tcp(stream).and_then(|wire| self.begin_with(wire, peer.to_string(), now)) {
+                Ok(()) => self.read(id, now),
+                Err(e) => crate::os::log::warn!("{peer} could not be served: {e}"),
+            }
+        }
+    }
+
+    /// The number of members that are expected, as far as it is known.
+    fn expected(&self) -> usize {
+        [&self.ranks, &self.nodes].iter().map(|namespace| namespace.size().unwrap_or(0) as usize).sum()
+    }
+
+    /// The oldest connection that has not proved that it belongs to the job, and the number of these.
+    fn strangers(&self) -> (Option<u64>, usize) {
+        let mut strangers = self.connections.iter().filter(|(_, connection)| connection.member().is_none());
+        let oldest = strangers.next().map(|(id, _)| *id);
+        (oldest, oldest.map_or(0, |_| 1 + strangers.count()))
+    }
+
+    /// Closes connections that have said nothing, if there are more than the members need.
+    fn close_silent(&mut self, now: Instant) {
+        let surplus = self.strangers().1.saturating_sub(self.expected() + MAX_SILENT);
+        if surplus == 0 {
+            return;
+        }
+        let silent =
+            self.connections.iter().filter(|(_, connection)| connection.is_silent(now, SILENT_LIMIT));
+        let doomed: Vec<u64> = silent.map(|(id, _)| *id).take(surplus).collect();
+        if !doomed.is_empty() {
+            crate::os::log::warn!("{} of the connections that say nothing are cut off", doomed.len());
+        }
+        for id in doomed {
+            self.connections.remove(&id);
         }
     }
 
@@ -362,7 +414,7 @@ impl Service {
                 self.members.insert((role, rank), id);
                 let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
                 connection.admit(role, rank);
-                connection.send(&Reply::Welcome { silence });
+                connection.send(&Reply::Welcome { silence, thread: self.thread.clone() });
                 // Notify it of members lost before it joined.
                 let lost: Vec<_> = self.namespace(role).lost().collect();
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
@@ -376,8 +428,16 @@ impl Service {
         self.deliver(role, out);
     }
 
+    /// Queues replies. While there are many, the members without one hear that the store is alive.
     fn deliver(&mut self, role: Role, out: Outbox) {
+        let longest = self.settings.silence / ROUNDS_OF_SILENCE;
+        let mut began = Instant::now();
         for (rank, reply) in out {
+            if began.elapsed() >= longest {
+                began = Instant::now();
+                self.show_life(began);
+                self.flush();
+            }
             let id = self.members.get(&(role, rank));
             if let Some(connection) = id.and_then(|id| self.connections.get_mut(id)) {
                 connection.send(&reply);

@@ -145,7 +145,7 @@ fn carry(mut messages: impl MessageTransport, mut lines: Vec<Line>, shared: &Sha
         let open =
             lines.iter().filter(|line| !line.has_socket_ended && messages.unsent(line.peer) < MOST_UNSENT);
         let sockets: Vec<(&Wire, bool)> = open.map(|line| (&line.wire, !line.input.is_empty())).collect();
-        poll_sockets(None, &shared.waker, &sockets, Some(pause));
+        poll_sockets(&[], &shared.waker, &sockets, Some(pause));
         shared.waker.clear();
     }
     // The last messages may still be under way.
