@@ -122,10 +122,10 @@ impl HostTopology {
             self.hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks.len())).collect();
         Err(Error::from(UnsupportedError {
             what: format!("a world of {ranks} ranks without GPUs on {hosts} hosts or containers ({self})"),
-            why: match &self.apart {
-                Some(apart) => format!("the host backend shares memory, and {apart}"),
-                None => "the host backend shares memory; between hosts, host memory is MPI's work".into(),
-            },
+            why: format!(
+                "the host backend shares memory; between hosts, host memory is MPI's work{}",
+                self.apart.as_ref().map_or(String::new(), |apart| format!(". Here, {apart}")),
+            ),
             remedy: format!(
                 "start the program with an MPI, which phalanx then uses if PHALANX_BACKEND is not set: mpirun -n {ranks} --host {} PROGRAM \
                  (or srun); or start all ranks on one host",

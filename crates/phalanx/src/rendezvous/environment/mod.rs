@@ -130,8 +130,7 @@ impl Environment {
     }
 
     fn new(variables: impl Iterator<Item = (String, String)>, ancestors: nesting::Ancestors) -> Environment {
-        let variables = variables.filter(|(_, value)| !value.is_empty()).collect();
-        Environment { variables, ancestors }.without_outer_store()
+        Environment { variables: variables.collect(), ancestors }.without_outer_store()
     }
 
     /// This environment with the place that the program sets.
@@ -164,7 +163,7 @@ impl Environment {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        self.variables.get(name).map(String::as_str)
+        self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     pub(crate) fn number(&self, name: &str) -> Result<Option<usize>, UsageError> {

@@ -270,6 +270,9 @@ fn what_the_program_says_comes_first() {
     assert_eq!((launcher.name, launcher.rank, launcher.world_size), ("the program itself", 2, Some(3)));
     let place = launcher.place(&placed).unwrap();
     assert_eq!((&*place.job, place.one_host), ("the program itself mine", true));
+    let nameless = environment(&[]).placed(0, 2, "");
+    let error = nameless.launcher().unwrap().unwrap().place(&nameless).unwrap_err().to_string();
+    assert!(error.contains("Builder::place(job)"), "{error}");
     let stored = placed.with_store("alpha:5", "0123456789abcdef");
     let place = stored.launcher().unwrap().unwrap().place(&stored).unwrap();
     assert!(!place.one_host);
