@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Why a file was not read.
 #[derive(Debug)]
-#[cfg_attr(not(unix), allow(dead_code, reason = "owners and modes are unknown here"))]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "owners are not asked for there"))]
 pub(crate) enum PrivateError {
     Unreadable(io::Error),
     /// A folder, FIFO, socket or device.
