@@ -30,6 +30,7 @@ pub fn cases() -> Vec<Case> {
 
 /// A rank of the job. One that fails says so in the place of an error: its process must not end well.
 pub fn rank(plan: &Plan) -> Outcome {
+    plan.surroundings.enter()?;
     let number = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().find_map(|name| std::env::var(name).ok());
     let number = number.and_then(|rank| rank.parse().ok()).ok_or("no rank of an MPI job")?;
     let fields = rank::process(plan, Some(number))?.with("own_rank", number);

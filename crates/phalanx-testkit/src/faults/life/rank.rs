@@ -49,7 +49,6 @@ pub fn light(plan: &Plan) -> Option<JoinHandle<()>> {
 
 /// A rank that is a process: it meets the others, and lives.
 pub fn process(plan: &Plan, rank: Option<usize>) -> Result<Fields, String> {
-    plan.surroundings.enter()?;
     let mut bomb = None;
     if rank == Some(plan.victim) && plan.at.is_none() {
         bomb = light(plan);
@@ -75,6 +74,7 @@ pub fn process(plan: &Plan, rank: Option<usize>) -> Result<Fields, String> {
 
 /// The same, which leaves nothing behind.
 pub fn clean_process(plan: &Plan) -> Outcome {
+    plan.surroundings.enter()?;
     let rank = std::env::var("PHALANX_RANK").ok().and_then(|rank| rank.parse().ok());
     let mut before = Holdings::now()?;
     if plan.backend == Backend::Nccl {
