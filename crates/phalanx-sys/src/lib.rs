@@ -12,6 +12,17 @@
 //! # Ok::<(), phalanx_sys::NotFound>(())
 //! ```
 
+/// `Debug` of errors: `unwrap`, and a `main` that returns one, print the message.
+macro_rules! debug_is_the_message {
+    ($error:ty) => {
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
 pub mod cuda;
 mod environment;
 mod files;

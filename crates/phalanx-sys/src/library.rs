@@ -39,12 +39,7 @@ pub struct MissingFunction {
     pub path: PathBuf,
 }
 
-// `unwrap`, and a `main` that returns the error, print this.
-impl std::fmt::Debug for MissingFunction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_is_the_message!(MissingFunction);
 
 impl Library {
     pub(crate) fn new(handle: libloading::Library, place: Place, path: PathBuf) -> Library {

@@ -54,12 +54,7 @@ pub struct NotFound {
     pub tried: Vec<Attempt>,
 }
 
-// `unwrap`, and a `main` that returns the error, print this.
-impl std::fmt::Debug for NotFound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_is_the_message!(NotFound);
 
 impl NotFound {
     /// Says of a variable that does not count in this program that it was left out.

@@ -43,12 +43,7 @@ pub enum LoadError {
     MissingFunction(#[from] MissingFunction),
 }
 
-// `unwrap`, and a `main` that returns the error, print this.
-impl std::fmt::Debug for LoadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_is_the_message!(LoadError);
 
 impl Mpi {
     /// Loads the MPI that fits this process's launcher (see [`places`]).

@@ -101,10 +101,7 @@ impl Comm {
 
 /// The processes of a communicator, as far as it knows them.
 fn processes(backend: &dyn Backend) -> Vec<u32> {
-    (0..backend.world_size())
-        .filter_map(|rank| backend.process_of(rank))
-        .filter(|process| *process != 0)
-        .collect()
+    (0..backend.world_size()).filter_map(|rank| backend.process_of(rank)).collect()
 }
 
 #[cfg(test)]

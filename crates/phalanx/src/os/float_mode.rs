@@ -2,7 +2,7 @@
 //!
 //! Fast-math libraries set a thread to flush such numbers to zero. A rank in that mode would get other sums than its peers.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use std::arch::asm;
 
 /// Runs `f` in the mode that Rust programs start in, IEEE 754's own, and then goes back to the thread's mode.
@@ -66,7 +66,7 @@ impl Mode {
     fn of_this_thread() -> Mode {
         let mode: u64;
         // SAFETY: reads a register.
-        unsafe { std::arch::asm!("mrs {}, fpcr", out(reg) mode, options(nomem, nostack, preserves_flags)) };
+        unsafe { asm!("mrs {}, fpcr", out(reg) mode, options(nomem, nostack, preserves_flags)) };
         Mode(mode)
     }
 
@@ -79,7 +79,7 @@ impl Mode {
     fn set(self) {
         // SAFETY: a value that the register had, or its value at the start of a program. Memory is clobbered, so that no load or store of the
         // arithmetic moves past it.
-        unsafe { std::arch::asm!("msr fpcr, {}", in(reg) self.0, options(nostack, preserves_flags)) };
+        unsafe { asm!("msr fpcr, {}", in(reg) self.0, options(nostack, preserves_flags)) };
     }
 }
 

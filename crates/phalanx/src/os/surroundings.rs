@@ -22,7 +22,7 @@ impl Surroundings {
         use std::os::unix::fs::MetadataExt;
         let inode = |name: &str| Some(std::fs::metadata(format!("/proc/self/ns/{name}")).ok()?.ino());
         Some(Surroundings {
-            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned(),
+            boot: Some(super::boot_id()).filter(|boot| !boot.is_empty())?,
             namespaces: [inode("net")?, inode("ipc")?],
             // Without one, nothing in it is shared or not shared.
             shared_memory: std::fs::metadata("/dev/shm").map_or(0, |shm| shm.dev()),

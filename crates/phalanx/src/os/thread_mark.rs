@@ -25,9 +25,7 @@ impl ThreadMark {
         if self.boot != super::boot_id() || Some(self.namespace) != namespace() {
             return false;
         }
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id)).unwrap_or_default();
-        // `id (name) state …`, where the name may contain any character.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+        super::stat_of(self.id).is_some_and(|stat| stat.starts_with('R'))
     }
 
     #[cfg(not(target_os = "linux"))]

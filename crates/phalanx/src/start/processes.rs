@@ -29,7 +29,7 @@ const REPLACES: &str = "PHALANX_REPLACES";
 pub(crate) fn init(settings: Settings) -> Result<NewComm> {
     let choice = Choice::from(&settings.environment, settings.backend)?;
     let is_launched = choice.launcher.as_ref().is_some_and(is_phalanx_launch);
-    if is_launched && settings.environment.get(REPLACES).is_some_and(|rank| !rank.is_empty()) {
+    if is_launched && settings.environment.get(REPLACES).is_some() {
         return replace(&settings);
     }
     if is_launched {

@@ -153,7 +153,8 @@ impl Backend for HostComm {
     }
 
     fn process_of(&self, rank: usize) -> Option<u32> {
-        self.endpoint.world.is_processes().then(|| self.endpoint.pid(rank))
+        // 0: it has not joined.
+        self.endpoint.world.is_processes().then(|| self.endpoint.pid(rank)).filter(|process| *process != 0)
     }
 
     fn host_topology(&self) -> HostTopology {

@@ -20,7 +20,9 @@ pub(crate) use cpus::{CpuSet, usable_cpus};
 pub use cpus::{run_on, usable_cores};
 pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};
 pub(crate) use memory::{Mapping, SharedFile, page_size};
-pub(crate) use process::{ForkMark, Halt, Process, ancestor_environments, read_process, waited_for_core};
+pub(crate) use process::{
+    ForkMark, Halt, Process, ancestor_environments, read_process, stat_of, waited_for_core,
+};
 
 use crate::types::error::Result;
 use rustix::event::Timespec;

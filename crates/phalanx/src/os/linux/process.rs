@@ -109,9 +109,15 @@ pub(crate) enum Halt {
     Traced,
 }
 
+/// The fields of `/proc/ID/stat` from the state on, of a process or thread. Before them are the id and the name, which may contain any
+/// character.
+pub(crate) fn stat_of(id: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.trim().to_owned())
+}
+
 fn halt(pid: u32) -> Option<Halt> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    match stat.rsplit_once(')')?.1.trim_start().chars().next() {
+    match stat_of(pid)?.chars().next() {
         Some('T') => Some(Halt::Stopped),
         Some('t') => Some(Halt::Traced),
         _ => None,
@@ -148,9 +154,7 @@ pub(crate) fn ancestor_environments() -> Vec<HashMap<String, String>> {
 }
 
 fn parent_of(process: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // `pid (name) state parent …`, where the name may contain any character.
-    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    let parent = stat_of(process)?.split_whitespace().nth(1)?.parse().ok()?;
     (parent != 0).then_some(parent)
 }
 
