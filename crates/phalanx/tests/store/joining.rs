@@ -23,6 +23,18 @@ fn a_second_process_with_the_same_rank_is_refused() {
 }
 
 #[test]
+fn who_is_already_there_knows_the_reason_although_the_store_ends() {
+    let (server, rendezvous) = server(Settings::default());
+    let store = connect(&rendezvous, 1, 2);
+    join(&rendezvous, 1, 2);
+    // As a launcher does that has heard of it.
+    drop(server);
+    eventually("the end of the store has arrived", || store.has_ended());
+    let (error, _) = bootstrap_error(store.exchange("k", b"", PATIENCE));
+    assert!(error.contains("two processes claim to be rank 1"), "{error}");
+}
+
+#[test]
 fn once_all_are_there_a_second_one_disturbs_nobody() {
     let (_server, rendezvous) = server(Settings::default());
     let stores = [connect(&rendezvous, 0, 2), connect(&rendezvous, 1, 2)];

@@ -61,6 +61,8 @@ struct State {
     /// Pending requests, and their replies.
     answers: HashMap<u64, Option<Reply>>,
     lost: Vec<Lost>,
+    /// Why the members can never be complete. It answers every request.
+    refused: Option<String>,
     /// The reason why the connection has ended.
     ended: Option<String>,
 }
@@ -196,6 +198,10 @@ impl Link {
         loop {
             if let Some(Some(_)) = state.answers.get(&id) {
                 return Ok(state.answers.remove(&id).flatten().expect("it was there just now"));
+            }
+            if let Some(reason) = state.refused.clone() {
+                state.answers.remove(&id);
+                return Ok(Reply::Refused { id, reason });
             }
             let left = answer_timeout.saturating_sub(started.elapsed());
             if state.ended.is_some() || left.is_zero() {
@@ -343,6 +349,7 @@ impl Link {
                     self.note_loss(&mut state, rank, end.event(), end.to_string());
                     is_loss = true;
                 }
+                Reply::Refused { id: 0, reason } => state.refused = Some(reason),
                 reply => {
                     // A reply to a request that has timed out is dropped.
                     if let Some(slot) = reply.id().and_then(|id| state.answers.get_mut(&id)) {

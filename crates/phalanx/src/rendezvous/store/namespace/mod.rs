@@ -96,8 +96,8 @@ impl Namespace {
         self.size
     }
 
-    /// Admits a member, or returns why not. If the namespace can then never be complete, pending exchanges
-    /// are refused in `out`.
+    /// Admits a member, or returns why not. If the namespace can then never be complete, `out` tells those who
+    /// are there, whether they have asked for something or not.
     pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
@@ -108,9 +108,9 @@ impl Namespace {
         // Once all have joined, a stray process is only refused.
         if !self.is_complete() && self.conflict.is_none() {
             self.conflict = Some(problem.clone());
-            for waiting in self.exchanges.drain().flat_map(|(_, exchange)| exchange.waiting) {
-                out.push((waiting.rank, Reply::Refused { id: waiting.id, reason: problem.clone() }));
-            }
+            self.exchanges.clear();
+            self.readers.clear();
+            out.extend(self.present().map(|rank| (rank, Reply::Refused { id: 0, reason: problem.clone() })));
         }
         Err(problem)
     }

@@ -155,7 +155,7 @@ fn those_who_cannot_be_right_are_refused_and_nobody_waits_for_them() {
     assert_eq!(out, []);
     let reason = namespace.join(1, 4, &mut out).unwrap_err();
     assert!(reason.contains("4 ranks") && reason.contains("expects 3"), "{reason}");
-    assert_eq!(out, [(0, Reply::Refused { id: 5, reason })]);
+    assert_eq!(out, [(0, Reply::Refused { id: 0, reason })]);
 
     let mut bench = Bench::of(2);
     for (rank, size, says) in [(1, 2, "two processes claim to be rank 1"), (2, 2, "no rank 2")] {

@@ -196,7 +196,8 @@ pub enum Reply {
         /// The store's thread.
         thread: Option<ThreadMark>,
     },
-    /// The request is impossible. To `Join`: with id 0, and the connection ends.
+    /// The request is impossible. With id 0 it answers `Join`, and the connection ends; to a member, it answers
+    /// every request from now on: the members can never be complete.
     Refused {
         /// Of the request.
         id: u64,
