@@ -1,5 +1,6 @@
 //! What happens at an instant that no trial of whole ranks can choose.
 
+use super::tunables::KERNEL_COPY;
 use super::*;
 use crate::contract::Blocks;
 use crate::contract::Direction;
@@ -362,7 +363,7 @@ fn exchanges(ranks: [HostComm; 2], count: usize, rounds: u32) -> [HostComm; 2] {
 
 #[test]
 fn the_kernel_copies_long_blocks_once_all_ranks_can() {
-    let long = (256 << 10) / 4;
+    let long = KERNEL_COPY / 4;
     let [short_blocks, _peer] = exchanges(pair(), long - 1, 15);
     assert!(!short_blocks.endpoint.has_probed_kernel_copy());
 
@@ -387,7 +388,7 @@ fn the_kernel_copies_long_blocks_once_all_ranks_can() {
 
 #[test]
 fn blocks_are_offered_no_longer_where_the_region_is_faster() {
-    const BLOCK: usize = 256 << 10;
+    const BLOCK: usize = KERNEL_COPY;
     let (region, kernel) = (Candidate::Usual, Candidate::Other);
     let next = |ranks: &[HostComm; 2]| kernel_copies(&ranks[0], |trial| trial.next());
     let passes = |ranks: &[HostComm; 2]| next(ranks) == Choice::Keep(region);
@@ -422,7 +423,7 @@ fn blocks_of_a_peer_that_cannot_be_read_go_through_the_region() {
     let ranks = pair();
     // As if it were in a container with processes of its own.
     ranks[1].endpoint.own().life.pid.store(u32::MAX >> 1, Ordering::Relaxed);
-    let [comm, peer] = exchanges(ranks, (256 << 10) / 4, 15);
+    let [comm, peer] = exchanges(ranks, KERNEL_COPY / 4, 15);
     assert!(comm.endpoint.has_probed_kernel_copy() && !comm.endpoint.can_all_kernel_copy());
     assert!(!peer.endpoint.can_all_kernel_copy());
 }

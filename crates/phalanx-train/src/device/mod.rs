@@ -1,0 +1,103 @@
+//! Where a model's numbers are, and the arithmetic on them.
+//!
+//! A part of this crate that moves and combines numbers is generic over a [`Device`]: [`Host`] for memory of the host, and
+//! a GPU. It sees flat buffers and views of them, which phalanx's operations take as they are. On a GPU, each method
+//! enqueues work on the device's stream and returns; on the host it is done when the method returns.
+
+mod host;
+
+pub use host::Host;
+
+use crate::Result;
+use phalanx::{Element, Source, Target};
+use std::ops::Range;
+
+/// A type of floating-point numbers: f32, f64, f16 or bf16.
+pub trait Number: Element + Default {
+    /// The nearest number of this type, ties to even.
+    fn from_f64(value: f64) -> Self;
+    /// The same number, exactly.
+    fn to_f64(self) -> f64;
+    /// The nearest number of this type, ties to even.
+    fn from_f32(value: f32) -> Self;
+    /// The nearest `f32`; exact but for f64.
+    fn to_f32(self) -> f32;
+}
+
+macro_rules! numbers {
+    ($($ty:ty: $from64:expr, $to64:expr, $from32:expr, $to32:expr;)*) => {$(
+        impl Number for $ty {
+            fn from_f64(value: f64) -> $ty {
+                $from64(value)
+            }
+            fn to_f64(self) -> f64 {
+                $to64(self)
+            }
+            fn from_f32(value: f32) -> $ty {
+                $from32(value)
+            }
+            fn to_f32(self) -> f32 {
+                $to32(self)
+            }
+        }
+    )*};
+}
+
+numbers! {
+    f32: |x| x as f32, f64::from, |x| x, |x| x;
+    f64: |x| x, |x| x, f64::from, |x| x as f32;
+    half::f16: half::f16::from_f64, f64::from, half::f16::from_f32, f32::from;
+    half::bf16: half::bf16::from_f64, f64::from, half::bf16::from_f32, f32::from;
+}
+
+/// A place with memory and arithmetic.
+///
+/// Two views that a method is given have the same length, unless it says otherwise.
+pub trait Device: Clone + Send + Sync + 'static {
+    /// Memory that belongs to whoever has it.
+    type Buffer<T: Number>: Target<Elem = T> + Send + 'static;
+    /// A range of a buffer, for reading.
+    type View<'a, T: Number>: Source<Elem = T>;
+    /// A range of a buffer, for writing.
+    type ViewMut<'a, T: Number>: Target<Elem = T>;
+
+    /// Memory for `len` numbers, all 0.
+    fn zeros<T: Number>(&self, len: usize) -> Result<Self::Buffer<T>>;
+    /// Memory with a copy of these numbers of the host.
+    fn upload<T: Number>(&self, numbers: &[T]) -> Result<Self::Buffer<T>>;
+    /// A copy on the host; waits for all work before it.
+    fn download<T: Number>(&self, from: &Self::View<'_, T>) -> Result<Vec<T>>;
+
+    /// A range of a buffer.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    fn view<'a, T: Number>(&self, buffer: &'a Self::Buffer<T>, range: Range<usize>) -> Self::View<'a, T>;
+    /// A range of a buffer, for writing.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    fn view_mut<'a, T: Number>(
+        &self,
+        buffer: &'a mut Self::Buffer<T>,
+        range: Range<usize>,
+    ) -> Self::ViewMut<'a, T>;
+
+    /// `to = from`, each number rounded to the type of `to`.
+    fn convert<A: Number, B: Number>(
+        &self,
+        from: &Self::View<'_, A>,
+        to: &mut Self::ViewMut<'_, B>,
+    ) -> Result<()>;
+    /// `to += factor * from`, computed in f64 for f64, else in f32, and rounded once.
+    fn add<A: Number, B: Number>(
+        &self,
+        factor: f64,
+        from: &Self::View<'_, A>,
+        to: &mut Self::ViewMut<'_, B>,
+    ) -> Result<()>;
+    /// `data *= factor`, in the precision of [`add`](Device::add).
+    fn scale<T: Number>(&self, data: &mut Self::ViewMut<'_, T>, factor: f64) -> Result<()>;
+    /// `data = value`.
+    fn fill<T: Number>(&self, data: &mut Self::ViewMut<'_, T>, value: f64) -> Result<()>;
+}

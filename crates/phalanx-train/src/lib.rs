@@ -1,0 +1,6 @@
+//! Training on many ranks, on flat buffers: no tensor library is needed, and any can be used.
+
+pub mod device;
+mod error;
+
+pub use error::{Error, Result};
