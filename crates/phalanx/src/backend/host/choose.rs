@@ -112,7 +112,7 @@ pub(crate) fn choose(call: &Call<'_>, flow: &Flow<'_>, topology: Topology<'_>) -
         Operation::AllReduce => {
             let (one, two) = ((ranks - 1) * longest, 2 * (ranks - 1) * longest / ranks);
             Bulk::AllReduce {
-                push: longest >= if ranks == 2 { PUSH_OF_TWO } else { PUSH },
+                push: ranks == 2 || longest >= PUSH,
                 one_phase: one <= ONE_PHASE_READ && (crowded || one - two <= TWO_PHASE_SAVING),
             }
         }
@@ -220,6 +220,20 @@ mod tests {
             [false, true, true, false]
         );
         assert_eq!([2048, 2049].map(|bytes| is_grid(64, false, bytes)), [true, false]);
+    }
+
+    #[test]
+    fn two_ranks_push_all_that_is_too_long_for_slots() {
+        let may_push = |bytes| {
+            matches!(
+                chosen(Operation::AllReduce, 2, false, bytes),
+                Algorithm::Bulk(Bulk::AllReduce { push: true, .. })
+            )
+        };
+        assert_eq!(
+            [SLOT_BYTES, SLOT_BYTES + 64, 32 << 10, 64 << 10].map(may_push),
+            [false, true, true, true]
+        );
     }
 
     #[test]
