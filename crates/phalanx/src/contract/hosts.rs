@@ -32,10 +32,10 @@ impl HostTopology {
     }
 
     /// The topology of ranks with these identities, in rank order.
-    pub(crate) fn of(identities: &[Identity]) -> HostTopology {
-        let mut seen: Vec<&Identity> = Vec::new();
+    pub(crate) fn of(identities: &[HostIdentity]) -> HostTopology {
+        let mut seen: Vec<&HostIdentity> = Vec::new();
         let apart = identities.first().and_then(|first| {
-            let differs = |(rank, other): (usize, &Identity)| Some((rank, first.differences(other)?));
+            let differs = |(rank, other): (usize, &HostIdentity)| Some((rank, first.differences(other)?));
             let (rank, what) = identities.iter().enumerate().find_map(differs)?;
             Some(format!("ranks 0 and {rank} run under one kernel, and do not share {}", what.join(", nor ")))
         });
@@ -150,31 +150,31 @@ impl std::fmt::Display for HostTopology {
 
 /// A rank's own description of its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct HostIdentity {
     /// For people only.
     name: String,
     place: Option<Surroundings>,
 }
 
-impl Identity {
-    pub fn own() -> Identity {
-        Identity { name: crate::os::host_name(), place: Surroundings::own() }
+impl HostIdentity {
+    pub fn own() -> HostIdentity {
+        HostIdentity { name: crate::os::host_name(), place: Surroundings::own() }
     }
 
     /// A rank with unknown surroundings shares its host with no other.
-    fn shares_host(&self, other: &Identity) -> bool {
+    fn shares_host(&self, other: &HostIdentity) -> bool {
         self.place.is_some() && self.place == other.place
     }
 
     /// What it lacks in common with another under the same kernel; `None` if nothing, or the kernels differ.
-    fn differences(&self, other: &Identity) -> Option<Vec<&'static str>> {
+    fn differences(&self, other: &HostIdentity) -> Option<Vec<&'static str>> {
         let differences = self.place.as_ref()?.differences(other.place.as_ref()?);
         (!differences.is_empty()).then_some(differences)
     }
 
     #[cfg(test)]
-    pub fn new(name: &str, place: Option<Surroundings>) -> Identity {
-        Identity { name: name.to_owned(), place }
+    pub fn new(name: &str, place: Option<Surroundings>) -> HostIdentity {
+        HostIdentity { name: name.to_owned(), place }
     }
 }
 
@@ -182,10 +182,10 @@ impl Identity {
 mod tests {
     use super::*;
 
-    fn identity(name: &str, change: impl FnOnce(&mut Surroundings)) -> Identity {
+    fn identity(name: &str, change: impl FnOnce(&mut Surroundings)) -> HostIdentity {
         let mut place = Surroundings { boot: "b".into(), namespaces: [1, 2], shared_memory: 4, user: 5 };
         change(&mut place);
-        Identity { name: name.into(), place: Some(place) }
+        HostIdentity { name: name.into(), place: Some(place) }
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
             identity("node", |place| place.namespaces[1] = 9),
             identity("node", |place| place.shared_memory = 9),
             identity("node", |place| place.user = 9),
-            Identity { name: "node".into(), place: None },
+            HostIdentity { name: "node".into(), place: None },
         ];
         for there in elsewhere {
             let topology = HostTopology::of(&[here(), there.clone(), here()]);
@@ -206,7 +206,7 @@ mod tests {
             assert_eq!(topology.host_of(1), 1);
         }
         // Two that cannot say where they are do not share it.
-        let unknown = || Identity { name: "node".into(), place: None };
+        let unknown = || HostIdentity { name: "node".into(), place: None };
         assert_eq!(HostTopology::of(&[unknown(), unknown()]).num_hosts(), 2);
         // Another name alone is no other host.
         assert_eq!(HostTopology::of(&[here(), identity("alias", |_| ())]).num_hosts(), 1);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn this_process_shares_its_host_with_itself() {
-        let own = Identity::own();
+        let own = HostIdentity::own();
         if cfg!(target_os = "linux") {
             assert!(own.shares_host(&own));
             assert_eq!(HostTopology::one_host(3).ranks_of(0), [0, 1, 2]);

@@ -6,11 +6,11 @@ mod transfer_check;
 pub(crate) use transfer_check::TransferCheck;
 
 use super::endpoint::Endpoint;
-use super::failure::{ChannelFailure, Context};
+use super::failure::{ChannelFailure, FailureContext};
 use super::host_channel::HostChannel;
 use super::layout::RECORDS;
 use super::liveness::Liveness;
-use super::record::Record;
+use super::record::CallRecord;
 use crate::contract::{Blocks, Call, Departure, Operation, Transfer};
 use crate::os::RunInstant;
 use crate::os::sync::{Ordering, lock};
@@ -34,9 +34,9 @@ pub(crate) struct ControlChannel {
 }
 
 /// Guard of a wait: when dropped, clears the rank that this one has published as awaited.
-pub(crate) struct Waiting<'a>(&'a Endpoint);
+pub(crate) struct WaitGuard<'a>(&'a Endpoint);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.status(self.0.rank).waits_for.store(0, Ordering::Release);
@@ -64,12 +64,12 @@ impl Connection {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnnouncedCall {
     sequence: u64,
-    record: Record,
+    record: CallRecord,
 }
 
 impl AnnouncedCall {
     pub fn call(sequence: u64, call: &Call<'_>) -> AnnouncedCall {
-        AnnouncedCall { sequence, record: Record::of(call) }
+        AnnouncedCall { sequence, record: CallRecord::of(call) }
     }
 
     /// A message; `sequence` counts this rank's messages.
@@ -81,12 +81,13 @@ impl AnnouncedCall {
             blocks: Blocks::Equal(transfer.count),
             ..Call::empty(transfer.operation())
         };
-        AnnouncedCall { sequence, record: Record::of(&call) }
+        AnnouncedCall { sequence, record: CallRecord::of(&call) }
     }
 
     /// A block of this all_to_all_v: a message to or from a peer.
     pub fn block(&self, message: Operation, (peer, count): (usize, usize)) -> AnnouncedCall {
-        let record = Record { root: peer as u32, count: count as u64, counts: message as u64, ..self.record };
+        let record =
+            CallRecord { root: peer as u32, count: count as u64, counts: message as u64, ..self.record };
         AnnouncedCall { record, ..*self }
     }
 
@@ -104,7 +105,7 @@ impl AnnouncedCall {
     }
 
     fn from_words([sequence, head, count, counts]: [u64; AnnouncedCall::WORDS]) -> Option<AnnouncedCall> {
-        Record::from_words([head, count, counts]).map(|record| AnnouncedCall { sequence, record })
+        CallRecord::from_words([head, count, counts]).map(|record| AnnouncedCall { sequence, record })
     }
 
     /// The error for two ranks that call different operations under one number.
@@ -181,8 +182,8 @@ impl ControlChannel {
 
     /// Begins a wait; [`publish_awaited_rank`](ControlChannel::publish_awaited_rank) publishes which rank it is for.
     #[inline]
-    pub fn waiting(&self) -> Waiting<'_> {
-        Waiting(&self.endpoint)
+    pub fn waiting(&self) -> WaitGuard<'_> {
+        WaitGuard(&self.endpoint)
     }
 
     /// Records that this rank's work needs signals of these peers.
@@ -232,7 +233,7 @@ impl ControlChannel {
         }
         let endpoint = &self.endpoint;
         let (sequence, record) = (announced.sequence, announced.record);
-        let context = Context { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
+        let context = FailureContext { reporter: endpoint.rank, sequence, record, waited: since.elapsed() };
         // The host channel failed first. Its ranks have the same numbers as this channel's.
         let failure = match &error {
             Error::Peer(peer) => ChannelFailure::Peer { rank: peer.rank, event: peer.event, context },
@@ -253,7 +254,7 @@ impl ControlChannel {
         let mut liveness = lock(&self.failing_lock);
         endpoint.check()?;
         let waited = since.elapsed();
-        let context = || Context {
+        let context = || FailureContext {
             reporter: endpoint.rank,
             sequence: announced.sequence,
             record: announced.record,

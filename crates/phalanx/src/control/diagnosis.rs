@@ -3,7 +3,7 @@
 
 use super::endpoint::Endpoint;
 use super::endpoint::PendingOperation;
-use super::record::Record;
+use super::record::CallRecord;
 use super::world::RankStatus;
 use crate::os::sync::{AtomicU64, Ordering};
 use crate::os::{Halt, Process};
@@ -18,7 +18,7 @@ pub(crate) const WAIT_WORDS: usize = 5 + NAME_WORDS;
 struct Wait {
     channel: u64,
     sequence: u64,
-    record: Record,
+    record: CallRecord,
     name: String,
 }
 
@@ -29,14 +29,14 @@ impl Wait {
         let name: Vec<u8> =
             name.iter().flat_map(|word| word.to_le_bytes()).filter(|byte| *byte != 0).collect();
         let name = String::from_utf8_lossy(&name).into_owned();
-        Some(Wait { channel, sequence, record: Record::from_words([head, count, counts])?, name })
+        Some(Wait { channel, sequence, record: CallRecord::from_words([head, count, counts])?, name })
     }
 }
 
 impl Endpoint {
     /// The ranks that block an operation: those that have not called the collective, else the awaited ones. A rank that waits itself
     /// is replaced by the end of its chain.
-    pub fn missing(&self, awaited: &[usize], sequence: u64, record: &Record) -> Vec<usize> {
+    pub fn missing(&self, awaited: &[usize], sequence: u64, record: &CallRecord) -> Vec<usize> {
         let is_absent =
             |rank: &usize| self.channel.state(*rank).last_announced().is_none_or(|(last, _)| last < sequence);
         let mut absent = Vec::new();
@@ -171,7 +171,7 @@ impl Endpoint {
     }
 }
 
-pub(crate) fn is_message(record: &Record) -> bool {
+pub(crate) fn is_message(record: &CallRecord) -> bool {
     use crate::contract::Operation::{Recv, Send};
     matches!(record.operation, Send | Recv)
 }

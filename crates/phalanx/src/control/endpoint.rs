@@ -7,10 +7,10 @@ mod wait;
 
 pub(crate) use wait::{Peers, PendingOperation};
 
-use super::failure::{ChannelFailure, Context};
+use super::failure::{ChannelFailure, FailureContext};
 use super::flags::{Fences, Gate};
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
-use super::relay::{Decision, Link};
+use super::relay::{Decision, RelayLink};
 use super::segment::Segment;
 use super::world::{Kind, World};
 use crate::contract::Departure;
@@ -40,7 +40,7 @@ pub(crate) struct Endpoint {
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
     /// Connection to ranks that share no memory.
-    link: Option<Link>,
+    link: Option<RelayLink>,
     /// Held by the thread that proposes a failure for this rank.
     failing_lock: Mutex<()>,
     /// The text of an operating system's error that this rank got in the middle of an operation.
@@ -244,14 +244,14 @@ impl Endpoint {
     pub fn fail_refused(&self, error: &Error) -> Error {
         crate::os::log::error!(rank = self.rank, "{error}");
         self.refusal.get_or_init(|| error.to_string());
-        let context = Context::of_last(self.own(), self.rank);
+        let context = FailureContext::of_last(self.own(), self.rank);
         self.fail(&ChannelFailure::Peer { rank: self.rank, event: PeerEvent::Refused, context })
     }
 
     /// Fails the channel since a panic has left this rank's last operation.
     #[cold]
     pub fn fail_panicked(&self) {
-        let context = Context::of_last(self.own(), self.rank);
+        let context = FailureContext::of_last(self.own(), self.rank);
         self.fail(&ChannelFailure::Peer { rank: self.rank, event: PeerEvent::Panicked, context });
     }
 

@@ -4,7 +4,7 @@
 //! proposal counts; a rank that loses reads the winner's.
 
 use super::layout::{ChannelHeader, FAILURE_WORDS, RankState};
-use super::record::Record;
+use super::record::CallRecord;
 use crate::contract::{Call, Operation};
 use crate::os::sync::{AtomicU64, Ordering};
 use crate::types::MAX_RANKS;
@@ -13,28 +13,28 @@ use std::time::Duration;
 
 /// The operation in which a rank found the failure, and how long it had waited.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Context {
+pub(crate) struct FailureContext {
     pub reporter: usize,
     pub sequence: u64,
-    pub record: Record,
+    pub record: CallRecord,
     pub waited: Duration,
 }
 
-impl Context {
+impl FailureContext {
     /// The last call that this rank announced.
-    pub fn of_last(state: &RankState, reporter: usize) -> Context {
-        let call = || (0, Record::of(&Call::empty(Operation::Barrier)));
+    pub fn of_last(state: &RankState, reporter: usize) -> FailureContext {
+        let call = || (0, CallRecord::of(&Call::empty(Operation::Barrier)));
         let (sequence, record) = state.last_announced().unwrap_or_else(call);
-        Context { reporter, sequence, record, waited: Duration::ZERO }
+        FailureContext { reporter, sequence, record, waited: Duration::ZERO }
     }
 }
 
 /// The reason of a failure.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ChannelFailure {
-    Mismatch { sequence: u64, lower: (usize, Record), higher: (usize, Record) },
-    Peer { rank: usize, event: PeerEvent, context: Context },
-    Timeout { missing: Vec<usize>, context: Context },
+    Mismatch { sequence: u64, lower: (usize, CallRecord), higher: (usize, CallRecord) },
+    Peer { rank: usize, event: PeerEvent, context: FailureContext },
+    Timeout { missing: Vec<usize>, context: FailureContext },
     Aborted { rank: usize },
 }
 
@@ -66,7 +66,7 @@ impl ChannelFailure {
     fn write(&self, words: &[AtomicU64]) {
         let put = |index: usize, value: u64| words[index].store(value, Ordering::Relaxed);
         let put_record = |index: usize, record: [u64; 3]| (0..3).for_each(|i| put(index + i, record[i]));
-        let put_context = |context: &Context| {
+        let put_context = |context: &FailureContext| {
             put(2, context.reporter as u64);
             put(3, context.sequence);
             put(4, context.waited.as_nanos() as u64);
@@ -106,9 +106,9 @@ impl ChannelFailure {
     /// Reads the winning rank's words.
     pub fn read(state: &RankState) -> Option<ChannelFailure> {
         let get = |index: usize| state.failure[index].load(Ordering::Relaxed);
-        let record = |index: usize| Record::from_words([get(index), get(index + 1), get(index + 2)]);
+        let record = |index: usize| CallRecord::from_words([get(index), get(index + 1), get(index + 2)]);
         let context = || {
-            Some(Context {
+            Some(FailureContext {
                 reporter: get(2) as usize,
                 sequence: get(3),
                 waited: Duration::from_nanos(get(4)),

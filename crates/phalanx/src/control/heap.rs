@@ -217,7 +217,7 @@ impl Arena {
 pub(crate) struct HeapBlock {
     pub start: *mut u8,
     #[expect(dead_code, reason = "held for its drop")]
-    pub(super) place: Place,
+    pub(super) place: HeapPlace,
 }
 
 // SAFETY: the block is plain memory that this value owns.
@@ -225,16 +225,16 @@ unsafe impl Send for HeapBlock {}
 // SAFETY: as above; a shared reference gives no access to it.
 unsafe impl Sync for HeapBlock {}
 
-pub(super) enum Place {
+pub(super) enum HeapPlace {
     /// Thread ranks: memory of its own.
     Own(#[expect(dead_code, reason = "held for its drop")] Mapping),
     /// Process ranks: a block of the heap.
     Heap { world: Arc<World>, arena: SegmentId, offset: usize, len: usize },
 }
 
-impl Drop for Place {
+impl Drop for HeapPlace {
     fn drop(&mut self) {
-        if let Place::Heap { world, arena, offset, len } = self
+        if let HeapPlace::Heap { world, arena, offset, len } = self
             && let Kind::Processes(world) = &world.kind
         {
             world.free(*arena, *offset, *len);

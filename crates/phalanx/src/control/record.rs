@@ -9,7 +9,7 @@ use std::fmt;
 
 /// A call in the form that ranks compare: all ranks of an operation must have equal records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct CallRecord {
     pub operation: Operation,
     pub dtype: DType,
     pub reduction: ReductionCode,
@@ -22,9 +22,9 @@ pub(crate) struct Record {
     pub counts: u64,
 }
 
-impl Record {
+impl CallRecord {
     #[inline(always)]
-    pub fn of(call: &Call<'_>) -> Record {
+    pub fn of(call: &Call<'_>) -> CallRecord {
         let (count, counts) = match call.blocks {
             // Every rank of an all_to_all_v has lengths of its own.
             _ if call.operation == Operation::AllToAllV => (0, 0),
@@ -33,7 +33,7 @@ impl Record {
                 (counts.iter().sum::<usize>() as u64, counts.iter().fold(1, |h, c| mix(h, *c as u64)))
             }
         };
-        Record {
+        CallRecord {
             operation: call.operation,
             dtype: call.dtype,
             reduction: call.reduction.code,
@@ -58,9 +58,9 @@ impl Record {
         [self.head(), self.count, self.counts]
     }
 
-    pub fn from_words(words: [u64; 3]) -> Option<Record> {
+    pub fn from_words(words: [u64; 3]) -> Option<CallRecord> {
         let [head, count, counts] = words;
-        Some(Record {
+        Some(CallRecord {
             operation: Operation::from_code(head as u8)?,
             dtype: DType::from_code((head >> 8) as u8)?,
             reduction: ReductionCode::from_code((head >> 16) as u8)?,
@@ -87,7 +87,7 @@ fn mix(hash: u64, word: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for CallRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.operation.name())?;
         if self.operation == Operation::Grow {
@@ -133,7 +133,7 @@ impl fmt::Display for Record {
 impl RankState {
     /// Announces this rank's call number `sequence`, before it does anything else.
     #[inline(always)]
-    pub fn announce(&self, sequence: u64, record: &Record) {
+    pub fn announce(&self, sequence: u64, record: &CallRecord) {
         self.records[sequence as usize % RECORDS].write(sequence, record.words());
     }
 
@@ -143,8 +143,8 @@ impl RankState {
     }
 
     /// The call that this rank announced under `sequence`, unless it has not come or is long past.
-    pub fn announced(&self, sequence: u64) -> Option<Record> {
-        self.records[sequence as usize % RECORDS].read(sequence).and_then(Record::from_words)
+    pub fn announced(&self, sequence: u64) -> Option<CallRecord> {
+        self.records[sequence as usize % RECORDS].read(sequence).and_then(CallRecord::from_words)
     }
 
     /// Whether this rank has announced its call number `sequence`, or a later one.
@@ -156,21 +156,21 @@ impl RankState {
 
     /// Announces this rank's message number `number`.
     #[inline(always)]
-    pub fn announce_message(&self, number: u64, record: &Record) {
+    pub fn announce_message(&self, number: u64, record: &CallRecord) {
         self.messages[number as usize % 2].write(number, record.words());
     }
 
     /// The last message this rank announced.
-    pub fn last_message(&self) -> Option<Record> {
+    pub fn last_message(&self) -> Option<CallRecord> {
         let last = self.messages.iter().max_by_key(|message| message.number())?;
         match last.number() {
             0 => None,
-            number => last.read(number).and_then(Record::from_words),
+            number => last.read(number).and_then(CallRecord::from_words),
         }
     }
 
     /// The last call this rank announced.
-    pub fn last_announced(&self) -> Option<(u64, Record)> {
+    pub fn last_announced(&self) -> Option<(u64, CallRecord)> {
         let last = self.records.iter().map(NumberedWords::number).max()?;
         if last == 0 { None } else { Some((last, self.announced(last)?)) }
     }
@@ -184,16 +184,16 @@ mod tests {
     #[test]
     fn a_messages_tag_is_shown_if_it_has_one() {
         let call = Call { root: 3, blocks: Blocks::Equal(5), ..Call::empty(Operation::Recv) };
-        let plain = Record::of(&call);
+        let plain = CallRecord::of(&call);
         assert_eq!(plain.to_string(), "recv(u8 × 5, from rank 3)");
-        assert_eq!(Record { counts: 7, ..plain }.to_string(), "recv(u8 × 5, from rank 3, tag 7)");
+        assert_eq!(CallRecord { counts: 7, ..plain }.to_string(), "recv(u8 × 5, from rank 3, tag 7)");
     }
 
     #[test]
     fn lists_of_counts_that_differ_are_told_apart() {
         let text = |counts: &[usize]| {
             let call = Call { blocks: Blocks::Each(counts), ..Call::empty(Operation::AllGatherV) };
-            Record::of(&call).to_string()
+            CallRecord::of(&call).to_string()
         };
         let [one, other] = [text(&[1, 2]), text(&[2, 1])];
         assert!(one.starts_with("all_gather_v(u8 × 3, counts #"), "{one}");

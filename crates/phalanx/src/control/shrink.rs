@@ -9,9 +9,9 @@
 //! go into the next round.
 
 use super::endpoint::{Endpoint, NewChannel};
-use super::failure::{ChannelFailure, Context};
+use super::failure::{ChannelFailure, FailureContext};
 use super::layout::{LIFE_LEFT, LIFE_PANICKED, PROPOSAL_WORDS};
-use super::record::Record;
+use super::record::CallRecord;
 use crate::contract::{Call, Operation};
 use crate::os::RunInstant;
 use crate::os::sync::Ordering;
@@ -32,7 +32,7 @@ const TICK: Duration = Duration::from_micros(200);
 const LONG_TICK: Duration = Duration::from_millis(5);
 
 /// A decision: the new channel and its ranks, in the old channel's numbers.
-struct Decision {
+struct Survivors {
     channel: u64,
     members: Vec<usize>,
 }
@@ -132,8 +132,8 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
 
 /// Fails the old channel with a timeout that names the missing ranks: a late rank finds it.
 fn fail_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Duration) {
-    let record = Record::of(&Call::empty(Operation::Shrink));
-    let context = Context { reporter: endpoint.rank, sequence: round, record, waited };
+    let record = CallRecord::of(&Call::empty(Operation::Shrink));
+    let context = FailureContext { reporter: endpoint.rank, sequence: round, record, waited };
     endpoint.fail(&ChannelFailure::Timeout { missing: missing.to_vec(), context });
 }
 
@@ -149,7 +149,7 @@ fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
 }
 
 /// The decision of a round, unless a later round is decided already.
-fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
+fn decision(endpoint: &Endpoint, round: u64) -> Option<Survivors> {
     let header = &endpoint.channel.header().decided;
     let last = header.load(Ordering::Acquire);
     if last >> 16 != round {
@@ -159,7 +159,7 @@ fn decision(endpoint: &Endpoint, round: u64) -> Option<Decision> {
     let words = &endpoint.channel.state(winner).shrink.proposals[round as usize % 2];
     let words: [u64; PROPOSAL_WORDS] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
     let members = (0..MAX_RANKS).filter(|rank| words[1 + rank / 64] & (1 << (rank % 64)) != 0);
-    let decision = Decision { channel: words[0], members: members.collect() };
+    let decision = Survivors { channel: words[0], members: members.collect() };
     (header.load(Ordering::Acquire) == last).then_some(decision)
 }
 

@@ -1,7 +1,7 @@
 //! The ranks of one region, and how they reach each other: as threads, as processes of a host, or over the store.
 
 use super::diagnosis::WAIT_WORDS;
-use super::heap::{Arena, HeapBlock, Place};
+use super::heap::{Arena, HeapBlock, HeapPlace};
 use super::liveness::STOPPED;
 use super::relay::Relay;
 use super::segment::{GRAIN, SAME_MEMORY, Segment, SegmentId, place};
@@ -250,11 +250,11 @@ impl World {
         let (start, offset, arena) = match &self.kind {
             Kind::Threads(_) | Kind::Hosts(_) => {
                 let memory = Mapping::anonymous(len.max(1))?;
-                return Ok(HeapBlock { start: memory.as_ptr(), place: Place::Own(memory) });
+                return Ok(HeapBlock { start: memory.as_ptr(), place: HeapPlace::Own(memory) });
             }
             Kind::Processes(world) => world.alloc(len)?,
         };
-        Ok(HeapBlock { start, place: Place::Heap { world: self.clone(), arena, offset, len } })
+        Ok(HeapBlock { start, place: HeapPlace::Heap { world: self.clone(), arena, offset, len } })
     }
 }
 

@@ -6,12 +6,12 @@ use phalanx_sys::Search;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Copies that were logged already.
-pub(crate) struct Copies(Mutex<Vec<PathBuf>>);
+/// LoggedCopies that were logged already.
+pub(crate) struct LoggedCopies(Mutex<Vec<PathBuf>>);
 
-impl Copies {
-    pub const fn new() -> Copies {
-        Copies(Mutex::new(Vec::new()))
+impl LoggedCopies {
+    pub const fn new() -> LoggedCopies {
+        LoggedCopies(Mutex::new(Vec::new()))
     }
 
     /// Warns about each copy beside the one in use, once. The program or another library may load one at any

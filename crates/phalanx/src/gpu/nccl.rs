@@ -1,6 +1,6 @@
 //! NCCL or RCCL, loaded once for the process.
 
-use super::copies::Copies;
+use super::copies::LoggedCopies;
 use crate::types::error::Result;
 use phalanx_sys::nccl::{Api, Flavour};
 use std::sync::{Mutex, Once};
@@ -23,7 +23,7 @@ impl std::ops::Deref for Library {
 /// Loads a flavour of the library, once for the process; a failure is not remembered.
 pub(crate) fn load(flavour: Flavour) -> Result<&'static Library> {
     static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
-    static COPIES: Copies = Copies::new();
+    static COPIES: LoggedCopies = LoggedCopies::new();
     let (search, mut loaded) = (flavour.search(), crate::os::sync::lock(&LOADED));
     if let Some(library) = loaded.iter().find(|library| library.flavour() == flavour) {
         COPIES.look(search, library.path());

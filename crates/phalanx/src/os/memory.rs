@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 pub(crate) fn available() -> Option<u64> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let groups: Vec<Group> = groups.lines().filter_map(group_of).collect();
+    let groups: Vec<MemoryCgroup> = groups.lines().filter_map(group_of).collect();
     left_by(&groups, &host)
 }
 
-fn left_by(groups: &[Group], meminfo: &str) -> Option<u64> {
-    let memory = groups.iter().flat_map(|group| group.lefts(Group::memory_left));
-    let swap = groups.iter().flat_map(|group| group.lefts(Group::swap_left));
+fn left_by(groups: &[MemoryCgroup], meminfo: &str) -> Option<u64> {
+    let memory = groups.iter().flat_map(|group| group.lefts(MemoryCgroup::memory_left));
+    let swap = groups.iter().flat_map(|group| group.lefts(MemoryCgroup::swap_left));
     let memory = memory.fold(figure(meminfo, "MemAvailable")?, u64::min);
     Some(memory + swap.fold(figure(meminfo, "SwapFree").unwrap_or(0), u64::min))
 }
@@ -28,7 +28,7 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
 }
 
 /// A memory control group, and the names of its files.
-struct Group {
+struct MemoryCgroup {
     root: PathBuf,
     /// Below the root, as the kernel knows it; in a container the root may already be the group itself.
     path: PathBuf,
@@ -41,12 +41,12 @@ struct Group {
 }
 
 /// The group of a line of `/proc/self/cgroup`, `number:controllers:path`, if it is one of memory.
-fn group_of(line: &str) -> Option<Group> {
+fn group_of(line: &str) -> Option<MemoryCgroup> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     let path = path.trim_start_matches('/').into();
     let root = Path::new("/sys/fs/cgroup");
     if controllers.is_empty() {
-        return Some(Group {
+        return Some(MemoryCgroup {
             root: root.into(),
             path,
             limit: "memory.max",
@@ -55,7 +55,7 @@ fn group_of(line: &str) -> Option<Group> {
             swap: Some(["memory.swap.max", "memory.swap.current"]),
         });
     }
-    controllers.split(',').any(|name| name == "memory").then(|| Group {
+    controllers.split(',').any(|name| name == "memory").then(|| MemoryCgroup {
         root: root.join("memory"),
         path,
         limit: "memory.limit_in_bytes",
@@ -65,9 +65,9 @@ fn group_of(line: &str) -> Option<Group> {
     })
 }
 
-impl Group {
+impl MemoryCgroup {
     /// The bytes left in this group and in its ancestors. An unlimited group has no number, or a huge one.
-    fn lefts(&self, left: fn(&Group, &Path) -> Option<u64>) -> Vec<u64> {
+    fn lefts(&self, left: fn(&MemoryCgroup, &Path) -> Option<u64>) -> Vec<u64> {
         let folders = self.path.ancestors().map(|path| self.root.join(path));
         folders.filter_map(|folder| left(self, &folder)).collect()
     }
@@ -122,12 +122,12 @@ mod tests {
         write("a/b", &[&[("memory.max", "max\n"), ("memory.current", "500\n")], &swap[..]].concat());
         let stat = "anon 1\ninactive_file 100\nactive_file 20\nslab_reclaimable 3\nslab 5\n";
         write("a/b/c", &[("memory.max", "700"), ("memory.current", "650"), ("memory.stat", stat)]);
-        let group = |line| Group { root: root.clone(), ..group_of(line).unwrap() };
+        let group = |line| MemoryCgroup { root: root.clone(), ..group_of(line).unwrap() };
         let nested = group("0::/a/b/c");
-        assert_eq!(nested.lefts(Group::memory_left), [173, 100]);
-        assert_eq!(nested.lefts(Group::swap_left), [40]);
+        assert_eq!(nested.lefts(MemoryCgroup::memory_left), [173, 100]);
+        assert_eq!(nested.lefts(MemoryCgroup::swap_left), [40]);
         // As a container sees it that has the group for its root.
-        assert_eq!(group("0::/elsewhere").lefts(Group::memory_left), [0; 0]);
+        assert_eq!(group("0::/elsewhere").lefts(MemoryCgroup::memory_left), [0; 0]);
         // The least of all, each for itself.
         let host = |swap| format!("MemAvailable: 1 kB\nSwapFree: {swap} kB\n");
         assert_eq!(left_by(&[nested], &host(1)), Some(100 + 40));
@@ -136,7 +136,7 @@ mod tests {
         let stat = "inactive_file 1\ntotal_inactive_file 10\ntotal_active_file 5\n";
         let files = [("memory.limit_in_bytes", "50"), ("memory.usage_in_bytes", "45"), ("memory.stat", stat)];
         write("memory/old", &files);
-        let old = Group { root: root.join("memory"), ..group_of("4:memory:/old").unwrap() };
+        let old = MemoryCgroup { root: root.join("memory"), ..group_of("4:memory:/old").unwrap() };
         assert_eq!(left_by(&[old], &host(1)), Some(20 + 1024));
         fs::remove_dir_all(&root).unwrap();
         assert!(group_of("4:memory:/x").is_some() && group_of("5:devices:/x").is_none());

@@ -2,7 +2,7 @@
 //! from them.
 
 use crate::contract::BackendKind;
-use crate::contract::hosts::{HostTopology, Identity};
+use crate::contract::hosts::{HostIdentity, HostTopology};
 use crate::rendezvous::gpus::{GpuReport, Visible, lacking, share_out};
 use crate::types::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ const ON_GPUS: [BackendKind; 2] = [BackendKind::Nccl, BackendKind::Rccl];
 /// A rank's introduction: its input to the agreement.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Introduction {
-    identity: Identity,
+    identity: HostIdentity,
     /// Name of the backend set by the user.
     wanted: Option<String>,
     /// The GPUs that it could use with each of [`ON_GPUS`], or why there are none.
@@ -42,7 +42,7 @@ impl Introduction {
             |backend: BackendKind| may_use(backend) && gpus(backend, None).is_ok_and(|gpus| !gpus.is_empty());
         let insists = ON_GPUS.map(|backend| gpu.is_some() && has_some(backend));
         let wanted = wanted.map(|backend| backend.name().to_owned());
-        Introduction { identity: Identity::own(), wanted, gpus: ON_GPUS.map(look), insists }
+        Introduction { identity: HostIdentity::own(), wanted, gpus: ON_GPUS.map(look), insists }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -65,7 +65,7 @@ pub(crate) fn decode(words: &[Vec<u8>]) -> Result<Vec<Introduction>> {
 
 /// The hosts of the ranks, from their introductions.
 pub(crate) fn topology(all: &[Introduction]) -> HostTopology {
-    let identities: Vec<Identity> = all.iter().map(|one| one.identity.clone()).collect();
+    let identities: Vec<HostIdentity> = all.iter().map(|one| one.identity.clone()).collect();
     HostTopology::of(&identities)
 }
 
@@ -138,7 +138,7 @@ mod tests {
     fn rank(host: &str, wanted: Option<BackendKind>, gpus: std::result::Result<usize, &str>) -> Introduction {
         let place = Surroundings { boot: host.into(), namespaces: [1, 2], shared_memory: 4, user: 5 };
         Introduction {
-            identity: Identity::new(host, Some(place)),
+            identity: HostIdentity::new(host, Some(place)),
             wanted: wanted.map(|backend| backend.name().to_owned()),
             gpus: [seen(gpus), Err("no HIP".into())],
             insists: [false; 2],

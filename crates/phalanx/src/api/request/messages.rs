@@ -1,6 +1,6 @@
 //! The methods of [`Comm`] that start a message.
 
-use super::{MaybeDangling, Messages, Request, Work};
+use super::{MaybeDangling, MessagePair, Request, Work};
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Source, Target};
 use crate::contract::{Direction, Transfer};
@@ -43,7 +43,7 @@ impl Comm {
         Ok(Request {
             buffers: ManuallyDrop::new(buffers),
             counts: ManuallyDrop::default(),
-            work: Work::Messages(Messages { under_way, outcome }),
+            work: Work::Messages(MessagePair { under_way, outcome }),
             deadline: self.deadline,
             requests: self.requests.clone(),
         })

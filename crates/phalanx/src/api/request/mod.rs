@@ -45,13 +45,13 @@ type Counts = [Vec<usize>; 2];
 
 enum Work {
     Collective(Arc<Outcome>),
-    Messages(Messages),
+    Messages(MessagePair),
     /// The result has been taken.
     Over,
 }
 
 /// A message, or two that began together.
-struct Messages {
+struct MessagePair {
     /// Messages not yet seen complete.
     under_way: [Option<Posted>; 2],
     /// The result of the others.
@@ -126,7 +126,7 @@ impl<B> Drop for Request<B> {
             }
         } else {
             crate::os::log::warn!("a request was dropped before it was complete: its buffers are leaked");
-            if let Work::Messages(Messages { under_way, .. }) = &self.work {
+            if let Work::Messages(MessagePair { under_way, .. }) = &self.work {
                 lock(&self.requests.moving.dropped).extend(under_way.iter().flatten());
             }
         }

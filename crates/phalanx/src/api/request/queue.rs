@@ -1,6 +1,6 @@
 //! The started operations of one communicator.
 
-use super::Messages;
+use super::MessagePair;
 use super::mover::{Moving, move_requests};
 use super::worker::{Job, work};
 use crate::buffer::stream::Stream;
@@ -204,7 +204,7 @@ impl Requests {
     }
 
     /// Waits for all messages, even if some fail; answers the first error.
-    pub(super) fn wait_for_messages(&self, Messages { under_way, outcome }: Messages) -> Result<()> {
+    pub(super) fn wait_for_messages(&self, MessagePair { under_way, outcome }: MessagePair) -> Result<()> {
         under_way.into_iter().flatten().fold(outcome, |outcome, posted| {
             let waited = self.backend.wait(posted.id, &|| ());
             outcome.and(self.moving.request_ended(posted.record, waited))

@@ -22,7 +22,7 @@ pub(crate) mod trial;
 mod two_phase;
 
 use super::choose::{Algorithm, Bulk, Topology, choose};
-use super::exchange::Copies;
+use super::exchange::BlockCopies;
 use super::grid::Grid;
 use super::tunables::BLOCK_LINES_BETWEEN_HOSTS;
 use crate::contract::{Call, Flow, Operation, OperationId, Who};
@@ -30,13 +30,13 @@ use crate::control::endpoint::Endpoint;
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{RINGS, SLOTS};
 use crate::control::prefetch;
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::control::tunables::MOST_CHUNKS;
 use crate::control::world::{Location, Mapped};
 use crate::reduce;
 use crate::types::error::Result;
 use crate::types::op::ReductionCode;
-use pairwise::Place;
+use pairwise::ChunkOwners;
 use push::OPEN_TO_PUSHES;
 use trial::AlgorithmTrial;
 
@@ -63,7 +63,7 @@ enum Awaited {
 }
 
 /// What a rank remembers from one collective to the next.
-pub(crate) struct State {
+pub(crate) struct CollectiveState {
     /// Number of the last operation, from 1.
     sequence: u64,
     /// Fingerprint of all operations so far.
@@ -75,7 +75,7 @@ pub(crate) struct State {
     /// Chunks of each ring that every peer is known to have read.
     drained: [u64; RINGS],
     /// Where the chunks of exchanges in pairs lie.
-    places: [Place; MOST_CHUNKS],
+    places: [ChunkOwners; MOST_CHUNKS],
     /// Trial of kernel copy for long all_to_alls between processes.
     kernel_copies: AlgorithmTrial,
     /// Trial of stores past the caches, for pushes.
@@ -92,14 +92,14 @@ pub(crate) struct State {
     /// Messages of an all_to_all_v.
     pub message_ids: Vec<OperationId>,
     /// Copies of the blocks that an all_to_all_v sends in place.
-    pub copies: Copies,
+    pub copies: BlockCopies,
     /// All histories have the same fingerprint.
     #[cfg(test)]
     pub equal_fingerprints: bool,
 }
 
 // SAFETY: the pointers in `sources` and `targets` are used only within the call that put them there.
-unsafe impl Send for State {}
+unsafe impl Send for CollectiveState {}
 
 /// The payload of a slot's first lines.
 #[derive(Clone, Copy)]
@@ -129,16 +129,16 @@ const _: () = assert!(size_of::<Buffers>() <= INLINE);
 /// Bit of an opening's stamp: it holds [`Buffers`], and no data.
 const OF_BUFFERS: u64 = 1 << 63;
 
-impl State {
-    pub fn new(endpoint: &Endpoint) -> State {
+impl CollectiveState {
+    pub fn new(endpoint: &Endpoint) -> CollectiveState {
         let ranks = endpoint.ranks;
-        State {
+        CollectiveState {
             sequence: 0,
             history: 0,
             heard: 0,
             next_chunk: [0; RINGS],
             drained: [0; RINGS],
-            places: [Place::default(); MOST_CHUNKS],
+            places: [ChunkOwners::default(); MOST_CHUNKS],
             kernel_copies: kernel_copy::trial(),
             pushes: push::trial(),
             grid: Topology::of(endpoint).has_grid().then(|| Grid::new(endpoint.rank, ranks)),
@@ -148,7 +148,7 @@ impl State {
             factors: Vec::with_capacity(ranks),
             mapped: vec![[Mapped::NONE; 2]; ranks],
             message_ids: Vec::with_capacity(2 * ranks),
-            copies: Copies::default(),
+            copies: BlockCopies::default(),
             #[cfg(test)]
             equal_fingerprints: false,
         }
@@ -175,7 +175,7 @@ impl State {
 /// One rank's work on one collective.
 pub(crate) struct Collective<'a> {
     endpoint: &'a Endpoint,
-    state: &'a mut State,
+    state: &'a mut CollectiveState,
     /// Called before the first wait or the first long copy.
     begun: &'a dyn Fn(),
 }
@@ -186,13 +186,13 @@ impl<'a> Collective<'a> {
     #[inline]
     pub unsafe fn run(
         endpoint: &'a Endpoint,
-        state: &'a mut State,
+        state: &'a mut CollectiveState,
         call: &Call<'_>,
         begun: &'a dyn Fn(),
     ) -> Result<()> {
         endpoint.check()?;
         let mut this = Collective { endpoint, state, begun };
-        this.begin(&Record::of(call));
+        this.begin(&CallRecord::of(call));
         let mut flow = call.flow();
         if call.operation == Operation::AllToAllV {
             // Its data goes as messages (`exchange.rs`).
@@ -227,7 +227,7 @@ impl<'a> Collective<'a> {
         Topology::of(self.endpoint)
     }
 
-    fn begin(&mut self, record: &Record) {
+    fn begin(&mut self, record: &CallRecord) {
         self.state.sequence += 1;
         self.state.history = record.chain(self.state.history);
         #[cfg(test)]

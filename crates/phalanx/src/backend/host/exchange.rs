@@ -6,7 +6,7 @@
 //! none waits for ever.
 
 use super::HostComm;
-use super::collective::{State, partner};
+use super::collective::{CollectiveState, partner};
 use super::message::Plane;
 use super::tunables::{EXCHANGE_COPIES, EXCHANGE_KEPT};
 use crate::contract::{Call, Direction, OperationId, Transfer};
@@ -15,9 +15,9 @@ use crate::types::error::{Error, Result};
 
 /// Memory for the blocks that are sent from copies.
 #[derive(Default)]
-pub(crate) struct Copies(Vec<u8>);
+pub(crate) struct BlockCopies(Vec<u8>);
 
-impl Copies {
+impl BlockCopies {
     /// Memory of so many bytes, of any content. What was there before is no longer used.
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8> {
         self.0.try_reserve_exact(bytes).map_err(|_| {
@@ -59,7 +59,7 @@ impl HostComm {
 
     /// # Safety
     /// As for [`all_to_all_v`](HostComm::all_to_all_v); until the messages are complete.
-    unsafe fn exchange_apart(&self, call: &Call<'_>, state: &mut State) -> Result<()> {
+    unsafe fn exchange_apart(&self, call: &Call<'_>, state: &mut CollectiveState) -> Result<()> {
         let size = call.dtype.size();
         // SAFETY: the blocks lie in `send`.
         let block = |to: usize| unsafe { call.send.add(call.blocks.offset(to) * size) };
@@ -78,7 +78,7 @@ impl HostComm {
 
     /// # Safety
     /// As for [`all_to_all_v`](HostComm::all_to_all_v), for one buffer; until the messages are complete.
-    unsafe fn exchange_in_place(&self, call: &Call<'_>, state: &mut State) -> Result<()> {
+    unsafe fn exchange_in_place(&self, call: &Call<'_>, state: &mut CollectiveState) -> Result<()> {
         let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, call.dtype.size());
         let all = call.blocks.offset(ranks) * size;
         let room = all.min(EXCHANGE_COPIES.max(call.blocks.longest() * size));
@@ -114,7 +114,7 @@ impl HostComm {
     unsafe fn exchange(
         &self,
         call: &Call<'_>,
-        state: &mut State,
+        state: &mut CollectiveState,
         peer: usize,
         block: *const u8,
     ) -> Result<()> {
@@ -134,7 +134,7 @@ impl HostComm {
     }
 
     /// Waits for all that were posted, also if some fail; answers the first error.
-    fn settle(&self, state: &mut State) -> Result<()> {
+    fn settle(&self, state: &mut CollectiveState) -> Result<()> {
         let settled = |outcome: Result<()>, id: OperationId| {
             outcome.and(self.messages.wait(&self.endpoint, id, &|| ()))
         };

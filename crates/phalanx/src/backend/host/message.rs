@@ -17,7 +17,7 @@ use crate::control::endpoint::{Endpoint, Peers, PendingOperation};
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
 use crate::os::sync::lock;
@@ -78,16 +78,16 @@ struct Header {
 
 /// Opening of a message, written and read in a slot of the mailbox.
 #[repr(C)]
-struct Opening {
+struct MessageOpening {
     header: Header,
     /// The message itself, or where it is.
     data: [u64; INLINE / 8],
 }
 
-const _: () = assert!(size_of::<Opening>() == PAIR_PAYLOAD);
+const _: () = assert!(size_of::<MessageOpening>() == PAIR_PAYLOAD);
 
 /// A posted transfer.
-struct Posted {
+struct PostedTransfer {
     transfer: Transfer,
     plane: Plane,
     /// Of the user's messages to or from that peer, from 1. A block of a collective has the collective's.
@@ -95,19 +95,19 @@ struct Posted {
     done: bool,
 }
 
-impl Posted {
+impl PostedTransfer {
     fn subject(&self) -> PendingOperation {
         (self.number, record(&self.transfer, self.plane))
     }
 }
 
 /// Bytes of a message without a receive, written once it has arrived.
-type Memory = Vec<MaybeUninit<u8>>;
+type MessageBytes = Vec<MaybeUninit<u8>>;
 
 /// Place of an arriving message.
 enum Destination {
     Posted(usize),
-    Aside(Memory),
+    Aside(MessageBytes),
 }
 
 /// A message that is received in pieces.
@@ -122,11 +122,11 @@ struct Arriving {
 /// A message that came before its receive.
 struct Unexpected {
     header: Header,
-    bytes: Memory,
+    bytes: MessageBytes,
 }
 
 /// Both directions between this rank and one other.
-struct Peer {
+struct PeerMessages {
     /// Posted sends that are not written yet, in order; of the first, whether its opening is, and how many
     /// bytes.
     sends: VecDeque<usize>,
@@ -151,9 +151,9 @@ struct Peer {
     mapped: Mapped,
 }
 
-impl Peer {
-    fn new(chunks: Chunks) -> Peer {
-        Peer {
+impl PeerMessages {
+    fn new(chunks: Chunks) -> PeerMessages {
+        PeerMessages {
             sends: VecDeque::new(),
             opened: false,
             written: 0,
@@ -187,13 +187,13 @@ impl Peer {
 /// One rank's messages. A copy of its process, made by fork, leaves them alone: they are the parent's, and the lock may be
 /// held by a thread that the copy has not.
 pub(crate) struct Messages {
-    inner: Mutex<Inner>,
+    inner: Mutex<MessageState>,
 }
 
-struct Inner {
-    posted: Vec<Option<Posted>>,
+struct MessageState {
+    posted: Vec<Option<PostedTransfer>>,
     free: Vec<usize>,
-    peers: Vec<Peer>,
+    peers: Vec<PeerMessages>,
     /// Peers with something to do.
     active: Vec<usize>,
     /// The user's messages so far.
@@ -204,9 +204,9 @@ struct Inner {
 
 impl Messages {
     pub fn new(rank: usize, layout: &Layout) -> Messages {
-        let peer = |peer| Peer::new(Chunks::new(rank, peer, layout.mail_chunks));
+        let peer = |peer| PeerMessages::new(Chunks::new(rank, peer, layout.mail_chunks));
         let peers = (0..layout.ranks).map(peer).collect();
-        let inner = Inner {
+        let inner = MessageState {
             posted: Vec::new(),
             free: Vec::new(),
             peers,
@@ -217,7 +217,7 @@ impl Messages {
         Messages { inner: Mutex::new(inner) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, MessageState> {
         lock(&self.inner)
     }
 
@@ -256,7 +256,7 @@ impl Messages {
 
     /// How much has been sent and received so far, in messages and pieces. The caller has moved them: this is no copy.
     pub fn moved(&self) -> u64 {
-        let moved = |peer: &Peer| peer.sent + peer.received + peer.chunks.moved();
+        let moved = |peer: &PeerMessages| peer.sent + peer.received + peer.chunks.moved();
         self.lock().peers.iter().map(moved).sum()
     }
 
@@ -296,7 +296,7 @@ impl Messages {
 
     fn wait_from(
         &self,
-        mut inner: MutexGuard<'_, Inner>,
+        mut inner: MutexGuard<'_, MessageState>,
         endpoint: &Endpoint,
         id: OperationId,
         meanwhile: &dyn Fn(),
@@ -338,7 +338,7 @@ fn matches(header: &Header, plane: Plane, tag: u32) -> bool {
     header.plane == plane as u8 && header.tag == tag
 }
 
-impl Inner {
+impl MessageState {
     fn post(&mut self, endpoint: &Endpoint, transfer: Transfer, plane: Plane) -> Result<OperationId> {
         let number = match plane {
             Plane::User => {
@@ -352,7 +352,7 @@ impl Inner {
             // The library's own messages have the number of their collective as tag.
             Plane::Internal => transfer.tag.into(),
         };
-        let id = self.insert(Posted { transfer, plane, number, done: false });
+        let id = self.insert(PostedTransfer { transfer, plane, number, done: false });
         let peer = &mut self.peers[transfer.peer];
         match transfer.direction {
             Direction::Send(_) => peer.sends.push_back(id),
@@ -379,7 +379,7 @@ impl Inner {
         Ok(OperationId(id))
     }
 
-    fn insert(&mut self, posted: Posted) -> usize {
+    fn insert(&mut self, posted: PostedTransfer) -> usize {
         match self.free.pop() {
             Some(index) => {
                 self.posted[index] = Some(posted);
@@ -392,7 +392,7 @@ impl Inner {
         }
     }
 
-    fn posted(&self, index: usize) -> &Posted {
+    fn posted(&self, index: usize) -> &PostedTransfer {
         self.posted[index].as_ref().expect("queues hold posted transfers")
     }
 
@@ -441,7 +441,7 @@ impl Inner {
 
     /// A transfer that is under way, if there is one.
     fn under_way(&self) -> Option<PendingOperation> {
-        self.posted.iter().flatten().find(|posted| !posted.done).map(Posted::subject)
+        self.posted.iter().flatten().find(|posted| !posted.done).map(PostedTransfer::subject)
     }
 
     fn progress(&mut self, endpoint: &Endpoint) -> Result<()> {
@@ -484,13 +484,13 @@ fn piece_len(layout: &Layout, bytes: usize, moved: usize) -> usize {
 }
 
 /// A transfer as errors show it: a message, or a block of the collective that it carries out.
-fn record(transfer: &Transfer, plane: Plane) -> Record {
+fn record(transfer: &Transfer, plane: Plane) -> CallRecord {
     let message = transfer.operation();
     let (operation, counts) = match plane {
         Plane::User => (message, u64::from(transfer.tag)),
         Plane::Internal => (Operation::AllToAllV, message as u64),
     };
-    Record {
+    CallRecord {
         operation,
         dtype: transfer.dtype,
         reduction: ReductionCode::Sum,

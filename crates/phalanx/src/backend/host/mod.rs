@@ -35,7 +35,7 @@ use crate::control::join::Growth;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
-use collective::{Collective, State};
+use collective::{Collective, CollectiveState};
 use message::{Messages, Plane};
 use std::cell::UnsafeCell;
 use std::time::Duration;
@@ -44,7 +44,7 @@ use std::time::Duration;
 pub(crate) struct HostComm {
     endpoint: Endpoint,
     /// Touched only inside `collective` and `split`, which one thread at a time may call.
-    state: UnsafeCell<State>,
+    state: UnsafeCell<CollectiveState>,
     messages: Messages,
 }
 
@@ -55,7 +55,7 @@ unsafe impl Sync for HostComm {}
 impl HostComm {
     /// A communicator over a rank's place in a channel.
     pub fn new(endpoint: Endpoint) -> HostComm {
-        let state = UnsafeCell::new(State::new(&endpoint));
+        let state = UnsafeCell::new(CollectiveState::new(&endpoint));
         let messages = Messages::new(endpoint.rank, &endpoint.channel.layout);
         HostComm { endpoint, state, messages }
     }

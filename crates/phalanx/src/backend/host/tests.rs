@@ -11,7 +11,7 @@ use crate::os::sync::Ordering;
 use crate::os::{Process, SharedFile};
 use crate::types::dtype::DType;
 use chunks::Chunks;
-use collective::trial::{AlgorithmTrial, Candidate, Choice};
+use collective::trial::{AlgorithmTrial, Candidate, TrialChoice};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -290,7 +290,7 @@ fn a_copy_of_a_rank_takes_no_message() {
 fn threads_of_a_rank_that_fail_at_once_have_one_verdict() {
     for _ in 0..3000 {
         let [rank, peer] = pair_of_threads();
-        let context = failure::Context::of_last(rank.endpoint.own(), 0);
+        let context = failure::FailureContext::of_last(rank.endpoint.own(), 0);
         let verdicts = [
             failure::ChannelFailure::Aborted { rank: 0 },
             failure::ChannelFailure::Timeout { missing: vec![1], context },
@@ -391,7 +391,7 @@ fn blocks_are_offered_no_longer_where_the_region_is_faster() {
     const BLOCK: usize = KERNEL_COPY;
     let (region, kernel) = (Candidate::Usual, Candidate::Other);
     let next = |ranks: &[HostComm; 2]| kernel_copies(&ranks[0], |trial| trial.next());
-    let passes = |ranks: &[HostComm; 2]| next(ranks) == Choice::Keep(region);
+    let passes = |ranks: &[HostComm; 2]| next(ranks) == TrialChoice::Keep(region);
     let are_left =
         |ranks: &[HostComm; 2]| ranks.each_ref().map(|rank| kernel_copies(rank, |trial| trial.keeps_usual()));
 
@@ -406,7 +406,7 @@ fn blocks_are_offered_no_longer_where_the_region_is_faster() {
     // As if rank 0 had measured that one of them takes half the time.
     for faster in [region, kernel] {
         let mut ranks = pair();
-        while let Choice::Try(candidate) = next(&ranks) {
+        while let TrialChoice::Try(candidate) = next(&ranks) {
             let micros = if candidate == faster { 1 } else { 2 };
             kernel_copies(&ranks[0], |trial| trial.took(BLOCK, candidate, Duration::from_micros(micros)));
         }

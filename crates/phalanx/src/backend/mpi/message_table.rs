@@ -1,7 +1,7 @@
 //! The messages of a communicator: what was posted, in which order, and how far each is.
 
 use crate::contract::{Blocks, Call, Direction, OperationId, Transfer};
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::types::error::Result;
 use phalanx_sys::mpi::Handle;
 
@@ -70,10 +70,10 @@ impl MpiTransfer {
         }
     }
 
-    pub fn record(&self) -> Record {
+    pub fn record(&self) -> CallRecord {
         let operation = self.transfer.operation();
         let Transfer { peer: root, dtype, count, .. } = self.transfer;
-        Record::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
+        CallRecord::of(&Call { root, dtype, blocks: Blocks::Equal(count), ..Call::empty(operation) })
     }
 }
 

@@ -41,7 +41,7 @@ use crate::buffer::stream::Stream;
 use crate::contract::{
     Backend, BackendKind, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
 };
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::types::dtype::DType;
@@ -157,7 +157,7 @@ impl MpiComm {
     }
 
     #[cold]
-    fn failure(&self, failure: MpiFailure, record: &Record, sequence: u64) -> Error {
+    fn failure(&self, failure: MpiFailure, record: &CallRecord, sequence: u64) -> Error {
         if let (MpiFailure::CommFailed, Some(error)) = (failure, self.failed.get()) {
             return error.clone();
         }
@@ -228,7 +228,7 @@ impl MpiComm {
             // SAFETY: the caller's contract.
             return unsafe { self.carry_out_polled(call) };
         }
-        let record = Record::of(call);
+        let record = CallRecord::of(call);
         let (sequence, _watched) = (self.watch.next(), self.watch.enter(&record));
         // SAFETY: the caller's contract.
         let done = unsafe { self.carry_out(call) };
@@ -331,7 +331,7 @@ impl Backend for MpiComm {
         } else {
             self.watch.next();
         }
-        let record = Record::of(&call);
+        let record = CallRecord::of(&call);
         let inside = self.watch.enter(&record);
         let part = self.split_handle(color, key);
         let failed = |failure| self.failure(failure, &record, inside.sequence());
@@ -369,7 +369,7 @@ impl Backend for MpiComm {
             );
         }
         self.watch.next();
-        let inside = self.watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let inside = self.watch.enter(&CallRecord::of(&Call::empty(Operation::Finalize)));
         let mut comm = self.comm;
         // SAFETY: nobody uses the handle after this. MPI keeps what pending messages need.
         let freed = unsafe { (self.process.mpi.functions.comm_free)(&raw mut comm) };

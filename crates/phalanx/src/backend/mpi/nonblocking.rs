@@ -16,7 +16,7 @@ use super::collective::{Prepared, Scratch};
 use super::large::CallParts;
 use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Call, OperationId, StartCollectives};
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, Result};
@@ -40,7 +40,7 @@ pub(crate) struct Collectives {
 
 struct StartedCollective {
     call: Call<'static>,
-    record: Record,
+    record: CallRecord,
     stage: CollectiveStage,
     scratch: Scratch,
 }
@@ -107,7 +107,7 @@ impl MpiComm {
     unsafe fn add(&self, call: &Call<'static>) -> u64 {
         let number = self.watch.next();
         let (stage, scratch) = (CollectiveStage::Waiting, Scratch::default());
-        let started = StartedCollective { call: *call, record: Record::of(call), stage, scratch };
+        let started = StartedCollective { call: *call, record: CallRecord::of(call), stage, scratch };
         let mut collectives = lock(&self.collectives);
         collectives.started.insert(number, started);
         self.advance_collectives(&mut collectives);
@@ -191,7 +191,7 @@ impl MpiComm {
     }
 
     /// Starts the comparison of the ranks' calls.
-    fn compare(&self, number: u64, record: &Record) -> std::result::Result<CollectiveStage, MpiFailure> {
+    fn compare(&self, number: u64, record: &CallRecord) -> std::result::Result<CollectiveStage, MpiFailure> {
         let [head, count, counts] = record.words();
         let mut calls = vec![[number, head, count, counts].map(u64::cast_signed); self.ranks + 1];
         let mpi = &self.process.mpi;
@@ -301,7 +301,7 @@ fn mismatch(sequence: u64, all: &[[i64; 4]]) -> Option<Error> {
     let rank = all.iter().position(|theirs| *theirs != all[0])?;
     let text = |rank: usize| {
         let [_, head, count, counts] = all[rank].map(i64::cast_unsigned);
-        Record::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
+        CallRecord::from_words([head, count, counts]).map_or("an unknown call".into(), |r| r.to_string())
     };
     Some(MismatchError { rank, theirs: text(rank), other_rank: 0, ours: text(0), sequence }.into())
 }

@@ -12,7 +12,7 @@ use super::reduction::{Plans, plans};
 use super::watchdog::{Abort, OperationWatch};
 use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::os::sync::lock;
 use crate::rendezvous::environment::number_from_environment;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -317,7 +317,7 @@ impl MpiProcess {
         let Ok(watch) = OperationWatch::start(Some(self.abort_of(self.world())), rank, timeout) else {
             return;
         };
-        let _watched = watch.enter(&Record::of(&Call::empty(Operation::Finalize)));
+        let _watched = watch.enter(&CallRecord::of(&Call::empty(Operation::Finalize)));
         let mut own_type = self.own_type;
         // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before
         // another. SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more,

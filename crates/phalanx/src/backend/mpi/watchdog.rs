@@ -3,7 +3,7 @@
 //! An operation records itself before it calls MPI and clears the record afterwards: a few stores, no clock.
 //! The thread compares each record with what it last saw.
 
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, TimeoutError};
@@ -123,7 +123,7 @@ impl OperationWatch {
 
     /// Begins the operation that `next` numbered. One thread at a time calls it.
     #[inline(always)]
-    pub fn enter(&self, record: &Record) -> WatchedOperation<'_> {
+    pub fn enter(&self, record: &CallRecord) -> WatchedOperation<'_> {
         self.enter_with(record.words())
     }
 
@@ -206,7 +206,7 @@ impl OperationWatch {
 
     fn record(&self) -> String {
         let words = std::array::from_fn(|i| self.record[i].load(Ordering::Relaxed));
-        Record::from_words(words).map_or_else(|| "init".to_owned(), |record| record.to_string())
+        CallRecord::from_words(words).map_or_else(|| "init".to_owned(), |record| record.to_string())
     }
 }
 

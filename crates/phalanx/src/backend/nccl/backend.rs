@@ -1,7 +1,7 @@
 //! The operations of [`Backend`] on GPUs.
 
 use super::device::PinnedMemory;
-use super::init::Origin;
+use super::init::CommOrigin;
 use super::{NcclComm, group, operation};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::hosts::HostTopology;
@@ -166,7 +166,7 @@ impl Backend for NcclComm {
         };
         // The first member's rank is unique to its part: it serves as the colour.
         let (color, key) = (Some(channel.first_member() as i32), channel.rank() as i32);
-        let origin = Origin::Split { parent: parent.clone(), color, key };
+        let origin = CommOrigin::Split { parent: parent.clone(), color, key };
         let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
         let part = NcclComm::assemble(channel, library, device, stream, self.settings.clone(), &origin)?;
         Ok(Some(Box::new(part)))

@@ -232,7 +232,7 @@ impl GpuDevice {
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryPlace {
     Device,
     /// Pinned host memory.
     Host,
@@ -242,7 +242,7 @@ pub(crate) enum Place {
 /// itself.
 struct Memory {
     start: *mut u8,
-    place: Place,
+    place: MemoryPlace,
     device: GpuDevice,
 }
 
@@ -252,7 +252,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(device: &GpuDevice, place: Place, bytes: usize) -> Result<Memory> {
+    fn new(device: &GpuDevice, place: MemoryPlace, bytes: usize) -> Result<Memory> {
         let start = device.runtime.allocate(place, bytes.max(1))?;
         Ok(Memory { start, place, device: *device })
     }
@@ -272,7 +272,7 @@ pub(crate) struct DeviceMemory(Memory);
 impl DeviceMemory {
     /// The device is current.
     pub fn new(device: &GpuDevice, bytes: usize) -> Result<DeviceMemory> {
-        Memory::new(device, Place::Device, bytes).map(DeviceMemory)
+        Memory::new(device, MemoryPlace::Device, bytes).map(DeviceMemory)
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -286,7 +286,7 @@ pub(crate) struct PinnedMemory(Memory);
 impl PinnedMemory {
     /// The device is current. Zeroed.
     pub fn new(device: &GpuDevice, bytes: usize) -> Result<PinnedMemory> {
-        let memory = Memory::new(device, Place::Host, bytes)?;
+        let memory = Memory::new(device, MemoryPlace::Host, bytes)?;
         // SAFETY: so many bytes were allocated.
         unsafe { memory.start.write_bytes(0, bytes) };
         Ok(PinnedMemory(memory))

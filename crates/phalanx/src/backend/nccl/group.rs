@@ -7,20 +7,20 @@ use super::arrival::wait_for_arrivals;
 use super::communicator::{Communicator, LibraryCall};
 use super::library_lock::{LibraryGuard, LibraryLock};
 use super::messages::{Carrying, PostedMessages};
-use super::operation::{Aftermath, Started};
+use super::operation::{Aftermath, EnqueuedOperation};
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{ncclDataType_t, ncclResult_t};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    static OPEN: RefCell<Group> = const { RefCell::new(Group { depth: 0, started: Vec::new(), carrying: Vec::new() }) };
+    static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup { depth: 0, started: Vec::new(), carrying: Vec::new() }) };
 }
 
 /// The group that this thread is in.
-struct Group {
+struct NcclGroup {
     depth: usize,
-    started: Vec<Started>,
+    started: Vec<EnqueuedOperation>,
     /// Until its end no other thread carries messages of its communicators out, or takes those in it for
     /// complete.
     carrying: Vec<Carrying>,
@@ -33,7 +33,7 @@ pub(crate) fn is_open() -> bool {
 }
 
 /// Keeps what was queued until the group's end.
-pub(crate) fn defer(started: Started) {
+pub(crate) fn defer(started: EnqueuedOperation) {
     OPEN.with_borrow_mut(|group| group.started.push(started));
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn end_with(
 /// Starts what was queued, with the library's end of the group.
 fn start_all(
     communicator: &Communicator,
-    mut started: Vec<Started>,
+    mut started: Vec<EnqueuedOperation>,
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
@@ -100,16 +100,16 @@ fn start_all(
         Err(error) => {
             let error = started.iter().fold(error, |error, one| one.refused(error));
             // The library has dropped all that was queued.
-            started.iter_mut().for_each(Started::cancel);
+            started.iter_mut().for_each(EnqueuedOperation::cancel);
             Err(error)
         }
     }
 }
 
 /// Waits for all ranks that the operations need.
-fn wait_for_arrivals_of(started: &mut [Started]) -> Result<()> {
+fn wait_for_arrivals_of(started: &mut [EnqueuedOperation]) -> Result<()> {
     let (mut open, mut outcome) = (Vec::new(), Ok(()));
-    for Started { communicator, arrival, .. } in started {
+    for EnqueuedOperation { communicator, arrival, .. } in started {
         match arrival {
             Some(arrival) => open.push((&**communicator, arrival)),
             None => outcome = outcome.and(communicator.check()),
@@ -128,7 +128,7 @@ struct GroupLocks<'a> {
 
 impl<'a> GroupLocks<'a> {
     /// One thread at a time inside each device, entered in one order.
-    fn all(started: &'a [Started]) -> GroupLocks<'a> {
+    fn all(started: &'a [EnqueuedOperation]) -> GroupLocks<'a> {
         let mut communicators: Vec<_> = started.iter().map(|one| &one.communicator).collect();
         communicators
             .sort_by_key(|one| (std::ptr::from_ref(one.device.library_lock).addr(), Arc::as_ptr(one).addr()));

@@ -18,9 +18,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The threads of this process that are making a communicator.
-static WORK: Mutex<Work> = Mutex::new(Work { threads: 0, has_begun: false });
+static WORK: Mutex<InitThreads> = Mutex::new(InitThreads { threads: 0, has_begun: false });
 
-struct Work {
+struct InitThreads {
     threads: usize,
     /// Whether there ever was one.
     has_begun: bool,
@@ -47,7 +47,7 @@ fn enter_work() {
 
 /// Where a communicator comes from.
 #[derive(Clone)]
-pub(crate) enum Origin {
+pub(crate) enum CommOrigin {
     /// An id that rank 0 made and told the others (`ncclCommInitRankConfig`; `ncclCommInitRank` before 2.14),
     /// or several of as many ranks (`ncclCommInitRankScalable`).
     Ids(Vec<ncclUniqueId>),
@@ -59,7 +59,7 @@ pub(crate) enum Origin {
 /// Arguments of the library's call.
 struct InitCall {
     library: &'static Library,
-    origin: Origin,
+    origin: CommOrigin,
     place: (usize, usize),
     config: Option<RawConfig>,
     handle: Arc<HandleCell>,
@@ -85,12 +85,12 @@ const CANCELLED: u8 = 2;
 /// How long a thread that goes inside may take until it is where the library notices that it shall come out.
 const ENTRY: Duration = Duration::from_millis(20);
 
-impl Origin {
+impl CommOrigin {
     fn function(&self) -> &'static str {
         match self {
-            Origin::Ids(ids) if ids.len() > 1 => "ncclCommInitRankScalable",
-            Origin::Ids(_) => "ncclCommInitRankConfig",
-            Origin::Split { .. } => "ncclCommSplit",
+            CommOrigin::Ids(ids) if ids.len() > 1 => "ncclCommInitRankScalable",
+            CommOrigin::Ids(_) => "ncclCommInitRankConfig",
+            CommOrigin::Split { .. } => "ncclCommSplit",
         }
     }
 }
@@ -99,14 +99,16 @@ impl InitCall {
     fn is_possible(&self) -> Result<()> {
         let library = self.library;
         match &self.origin {
-            Origin::Ids(ids) if ids.len() > 1 => {
+            CommOrigin::Ids(ids) if ids.len() > 1 => {
                 library.need(library.ncclCommInitRankScalable, self.origin.function()).map(drop)
             }
-            Origin::Ids(_) if self.config.is_none() => {
+            CommOrigin::Ids(_) if self.config.is_none() => {
                 library.need(library.ncclCommInitRank, "ncclCommInitRank").map(drop)
             }
-            Origin::Ids(_) => library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop),
-            Origin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
+            CommOrigin::Ids(_) => {
+                library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop)
+            }
+            CommOrigin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
         }
     }
 
@@ -118,20 +120,20 @@ impl InitCall {
             return self.carry_out_without_config(handle);
         };
         match &mut self.origin {
-            Origin::Ids(ids) if ids.len() > 1 => match self.library.ncclCommInitRankScalable {
+            CommOrigin::Ids(ids) if ids.len() > 1 => match self.library.ncclCommInitRankScalable {
                 // SAFETY: as below; the ids are read during the call.
                 Some(init) => unsafe {
                     init(handle, ranks, rank, ids.len() as i32, ids.as_mut_ptr(), config)
                 },
                 None => ncclResult_t::InvalidUsage,
             },
-            Origin::Ids(ids) => match self.library.ncclCommInitRankConfig {
+            CommOrigin::Ids(ids) => match self.library.ncclCommInitRankConfig {
                 // SAFETY: the cell is kept alive by this order and by the communicator; the configuration
                 // fits the library's version and is read during the call.
                 Some(init) => unsafe { init(handle, ranks, ids[0], rank, config) },
                 None => ncclResult_t::InvalidUsage,
             },
-            Origin::Split { parent, color, key } => match self.library.ncclCommSplit {
+            CommOrigin::Split { parent, color, key } => match self.library.ncclCommSplit {
                 // SAFETY: as above; the parent's rank waits and calls nothing else with it.
                 Some(split) => unsafe {
                     split(parent.handle(), color.unwrap_or(NCCL_SPLIT_NOCOLOR), *key, handle, config)
@@ -148,7 +150,7 @@ impl InitCall {
         let (rank, ranks) = (self.place.0 as i32, self.place.1 as i32);
         match (&self.origin, self.library.ncclCommInitRank) {
             // SAFETY: the cell is kept alive by this order and by the communicator.
-            (Origin::Ids(ids), Some(init)) => unsafe { init(handle, ranks, ids[0], rank) },
+            (CommOrigin::Ids(ids), Some(init)) => unsafe { init(handle, ranks, ids[0], rank) },
             _ => ncclResult_t::InvalidUsage,
         }
     }
@@ -160,14 +162,14 @@ impl PendingInit {
     pub fn start(
         library: &'static Library,
         device: &GpuDevice,
-        origin: &Origin,
+        origin: &CommOrigin,
         place: (usize, usize),
         config: Option<RawConfig>,
         handle: &Arc<HandleCell>,
     ) -> Result<PendingInit> {
         let (function, parent) = match origin {
-            Origin::Ids(_) => (origin.function(), None),
-            Origin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
+            CommOrigin::Ids(_) => (origin.function(), None),
+            CommOrigin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
         };
         let order = InitCall { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
@@ -261,7 +263,7 @@ fn advance(stage: &AtomicU8, next: u8) -> bool {
 
 impl Communicator {
     /// Makes it. Collective.
-    pub(crate) fn make(&self, origin: &Origin, config: Option<RawConfig>) -> Result<()> {
+    pub(crate) fn make(&self, origin: &CommOrigin, config: Option<RawConfig>) -> Result<()> {
         let since = RunInstant::now();
         // The first operation on the control_channel.
         let announced = AnnouncedCall::call(1, &Call::empty(Operation::Init));
@@ -284,7 +286,7 @@ impl Communicator {
         announced: &AnnouncedCall,
         config: Option<RawConfig>,
     ) -> Result<()> {
-        let origin = Origin::Split { parent: self.clone(), color: None, key: 0 };
+        let origin = CommOrigin::Split { parent: self.clone(), color: None, key: 0 };
         PendingInit::start(self.library, &self.device, &origin, (0, 0), config, &Arc::default())
             .and_then(|pending| pending.wait(self, announced, RunInstant::now()))
             .map_err(|error| self.fail(error))

@@ -2,7 +2,7 @@
 
 use super::communicator::Communicator;
 use super::device::{self, GpuDevice};
-use super::init::Origin;
+use super::init::CommOrigin;
 use super::library::{self, Library};
 use super::streams::Events;
 use super::{NcclComm, NcclSettings, watchdog};
@@ -60,7 +60,7 @@ impl NcclComm {
         let device = device?;
         agreed?;
         let stream = device.default_stream();
-        NcclComm::assemble(host_channel, library, device, stream, settings, &Origin::Ids(ids))
+        NcclComm::assemble(host_channel, library, device, stream, settings, &CommOrigin::Ids(ids))
     }
 
     /// Makes the library's communicator of the ranks of `host_channel`.
@@ -70,7 +70,7 @@ impl NcclComm {
         device: GpuDevice,
         stream: GpuStream,
         settings: Arc<NcclSettings>,
-        origin: &Origin,
+        origin: &CommOrigin,
     ) -> Result<NcclComm> {
         let (rank, ranks) = (host_channel.rank(), host_channel.world_size());
         // SAFETY: nobody else uses `host_channel` yet.

@@ -13,7 +13,7 @@ use crate::types::memory::{RawStream, Space};
 use std::sync::Arc;
 
 /// An operation that the library has taken.
-pub(crate) struct Started {
+pub(crate) struct EnqueuedOperation {
     pub communicator: Arc<Communicator>,
     /// Ranks to wait for before the group's end, if in a group.
     pub arrival: Option<Arrival>,
@@ -29,7 +29,7 @@ pub(crate) struct Aftermath;
 
 impl Aftermath {
     /// Waits for what is in progress, then for what is in host memory.
-    pub fn of_all(started: Vec<Started>) -> Result<()> {
+    pub fn of_all(started: Vec<EnqueuedOperation>) -> Result<()> {
         let since = RunInstant::now();
         let mut outcome = Ok(());
         for one in &started {
@@ -48,7 +48,7 @@ impl Aftermath {
     }
 }
 
-impl Started {
+impl EnqueuedOperation {
     /// Waits for what is still to be enqueued, and for host memory.
     fn finish(mut self) -> Result<()> {
         if self.progress == Progress::InProgress
@@ -179,7 +179,7 @@ fn launch(
         // The common case: nothing to bring, nothing to keep.
         return Ok(());
     }
-    let started = Started {
+    let started = EnqueuedOperation {
         communicator: communicator.clone(),
         arrival,
         announced: *announced,
@@ -193,7 +193,7 @@ fn launch(
 
 /// Finishes an operation at once, or leaves that to the group's end.
 #[cold]
-fn see_to(mut started: Started, enqueued: Result<Progress>, grouped: bool) -> Result<()> {
+fn see_to(mut started: EnqueuedOperation, enqueued: Result<Progress>, grouped: bool) -> Result<()> {
     let outcome = enqueued.map(|progress| started.progress = progress).map_err(|error| {
         started.cancel();
         started.refused(error)

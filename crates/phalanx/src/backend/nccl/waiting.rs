@@ -1,7 +1,7 @@
 //! Waits for the library, for streams and for other ranks, with the deadline and a watch on the peers.
 
 use super::communicator::{Communicator, LockedLibrary};
-use crate::control::control_channel::{AnnouncedCall, Waiting};
+use crate::control::control_channel::{AnnouncedCall, WaitGuard};
 use crate::gpu::backoff::{Backoff, LOOK};
 use crate::os::RunInstant;
 use crate::os::sync::lock;
@@ -107,7 +107,7 @@ impl Communicator {
     }
 
     /// Begins a wait for calls that the other ranks have to announce.
-    pub(crate) fn begin_wait(&self) -> Waiting<'_> {
+    pub(crate) fn begin_wait(&self) -> WaitGuard<'_> {
         self.control_channel.publish();
         self.control_channel.waiting()
     }

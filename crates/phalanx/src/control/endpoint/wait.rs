@@ -2,10 +2,10 @@
 
 use super::Endpoint;
 use crate::control::diagnosis::is_message;
-use crate::control::failure::{ChannelFailure, Context};
+use crate::control::failure::{ChannelFailure, FailureContext};
 use crate::control::flags::Park;
 use crate::control::liveness::Liveness;
-use crate::control::record::Record;
+use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::{AtomicU32, Ordering};
 use crate::types::error::{PeerEvent, Result};
@@ -32,7 +32,7 @@ pub(super) fn polls(crowded: bool) -> u32 {
 }
 
 /// The operation that a rank waits in, for errors: its number and its record.
-pub(crate) type PendingOperation = (u64, Record);
+pub(crate) type PendingOperation = (u64, CallRecord);
 
 /// The ranks that a wait is for. One rank, the usual case, needs no allocation.
 pub(crate) enum Peers {
@@ -52,19 +52,19 @@ impl std::ops::Deref for Peers {
 }
 
 /// Publishes the rank that a thread of this rank waits for, until dropped.
-struct Waiting<'a> {
+struct AwaitedRank<'a> {
     word: &'a AtomicU32,
     published: u32,
 }
 
-impl Waiting<'_> {
+impl AwaitedRank<'_> {
     fn publish(&mut self, awaited: u32) {
         self.published = awaited;
         self.word.store(awaited, Ordering::Release);
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for AwaitedRank<'_> {
     fn drop(&mut self) {
         // Another thread of the rank may have published another rank since.
         let _ = self.word.compare_exchange(self.published, 0, Ordering::Release, Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl Endpoint {
         let mut logged = since;
         let mut liveness = Liveness::new();
         self.publish_wait(pending());
-        let mut waiting = Waiting { word: &self.status(self.rank).waits_for, published: 0 };
+        let mut waiting = AwaitedRank { word: &self.status(self.rank).waits_for, published: 0 };
         loop {
             let (wakers, peers) = (wakers(), awaited());
             let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
@@ -171,7 +171,7 @@ impl Endpoint {
         liveness: &mut Liveness,
     ) -> Option<ChannelFailure> {
         let (sequence, record) = pending();
-        let context = || Context { reporter: self.rank, sequence, record, waited: since.elapsed() };
+        let context = || FailureContext { reporter: self.rank, sequence, record, waited: since.elapsed() };
         if !is_message(&record)
             && let Some(mismatch) = self.peers().find_map(|peer| self.compare_records(peer, sequence))
         {

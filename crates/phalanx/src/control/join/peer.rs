@@ -4,7 +4,7 @@ use super::wire::{Hello, framed, receive_id, receive_payload, refusal};
 use super::{Joined, NAME_TAKEN, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
-use crate::os::{Address, LocalConnection, Peer, Process, user_id};
+use crate::os::{Address, LocalConnection, PeerProcess, Process, user_id};
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
 use std::io;
@@ -93,7 +93,7 @@ fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) 
 }
 
 /// The error if a process of another user has the name at which the ranks meet.
-pub(super) fn taken_by(peer: Peer) -> Error {
+pub(super) fn taken_by(peer: PeerProcess) -> Error {
     let process = peer.process.map_or(String::new(), |process| format!(" (process {process})"));
     Error::bootstrap(
         format!(

@@ -22,7 +22,7 @@ const PREVIOUS: Duration = Duration::from_millis(250);
 const FAREWELL: Duration = Duration::from_millis(150);
 
 /// A rank that has connected.
-struct Arrival {
+struct JoiningRank {
     connection: LocalConnection,
     process: Process,
     cpus: CpuSet,
@@ -60,7 +60,7 @@ pub(super) fn accept_ranks(
             Err(e) => return Err(refused("listening for the other ranks", e)),
         }
     };
-    let mut arrivals: Vec<Option<Arrival>> = (1..parameters.world_size).map(|_| None).collect();
+    let mut arrivals: Vec<Option<JoiningRank>> = (1..parameters.world_size).map(|_| None).collect();
     let outcome = loop {
         if arrivals.iter().all(Option::is_some) {
             break Ok(());
@@ -129,13 +129,13 @@ fn refuse_others(
     }
 }
 
-fn first_ended(arrivals: &[Option<Arrival>]) -> Option<usize> {
+fn first_ended(arrivals: &[Option<JoiningRank>]) -> Option<usize> {
     let ended =
-        |arrival: &Option<Arrival>| arrival.as_ref().is_some_and(|arrival| arrival.process.has_exited());
+        |arrival: &Option<JoiningRank>| arrival.as_ref().is_some_and(|arrival| arrival.process.has_exited());
     arrivals.iter().position(ended).map(|index| index + 1)
 }
 
-fn missing_ranks(arrivals: &[Option<Arrival>], timeout: Duration) -> Error {
+fn missing_ranks(arrivals: &[Option<JoiningRank>], timeout: Duration) -> Error {
     let missing: Vec<usize> =
         arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none()).map(|(i, _)| i + 1).collect();
     BootstrapError {
@@ -153,7 +153,7 @@ fn receive_arrival(
     parameters: &JoinParameters<'_>,
     connection: LocalConnection,
     timeout_left: Duration,
-    arrivals: &mut [Option<Arrival>],
+    arrivals: &mut [Option<JoiningRank>],
 ) -> Result<()> {
     if connection.peer().ok().map(|peer| peer.user) != Some(user_id())
         || connection.set_timeout(timeout_left.max(TICK)).is_err()
@@ -180,7 +180,9 @@ fn receive_arrival(
         }
     };
     match connection.receive_process() {
-        Ok(process) => arrivals[rank - 1] = Some(Arrival { connection, process, cpus: hello.cpus, payload }),
+        Ok(process) => {
+            arrivals[rank - 1] = Some(JoiningRank { connection, process, cpus: hello.cpus, payload })
+        }
         // Another may come in its place, or the deadline names it.
         Err(e) => {
             let reason = format!("rank {rank} could not hand over its process handle: {e}");
@@ -199,7 +201,7 @@ impl JoinParameters<'_> {
     }
 
     /// The rank that a hello claims, or that a joiner gets.
-    fn rank_of(&self, hello: &Hello, arrivals: &[Option<Arrival>]) -> Result<usize> {
+    fn rank_of(&self, hello: &Hello, arrivals: &[Option<JoiningRank>]) -> Result<usize> {
         let (rank, world_size) = (hello.rank as usize, hello.world_size as usize);
         if hello.rank == JOINER {
             let free = (self.members..self.world_size).find(|rank| arrivals[rank - 1].is_none());
@@ -228,12 +230,12 @@ impl JoinParameters<'_> {
 /// Creates the region and gives it to all ranks.
 fn send_welcome(
     parameters: &JoinParameters<'_>,
-    arrivals: &[Option<Arrival>],
+    arrivals: &[Option<JoiningRank>],
     deadline: Instant,
 ) -> Result<Joined> {
     let own = Process::current()?;
     let file = SharedFile::create()?;
-    let arrivals: Vec<&Arrival> = arrivals.iter().flatten().collect();
+    let arrivals: Vec<&JoiningRank> = arrivals.iter().flatten().collect();
     let everyone: Vec<&Process> = std::iter::once(&own).chain(arrivals.iter().map(|g| &g.process)).collect();
     // The region exists before any other rank can map it.
     let counted = || count_cores(arrivals.iter().map(|arrival| arrival.cpus));

@@ -8,7 +8,7 @@
 //! - A word that several ranks may write (a failure, a step of `shrink`) takes the first value in the order of the store, which is the same
 //!   everywhere, and only when it comes back from there.
 //!
-//! Changes that peers wait for are published at once ([`Link::publish`]); a thread publishes the others (`publisher.rs`). `replicas.rs`
+//! Changes that peers wait for are published at once ([`RelayLink::publish`]); a thread publishes the others (`publisher.rs`). `replicas.rs`
 //! writes what other ranks publish.
 
 mod publisher;
@@ -95,7 +95,7 @@ pub(crate) enum Decision {
 
 /// The world of ranks that share no memory.
 pub(crate) struct Relay {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
     segments: AtomicU64,
     topology: HostTopology,
     /// Dropped, it ends the thread.
@@ -104,7 +104,7 @@ pub(crate) struct Relay {
     fork: crate::os::ForkMark,
 }
 
-struct Shared {
+struct RelayShared {
     /// In the world.
     rank: usize,
     store: Store,
@@ -112,8 +112,8 @@ struct Shared {
 }
 
 /// An endpoint's connection to the other ranks.
-pub(crate) struct Link {
-    shared: Arc<Shared>,
+pub(crate) struct RelayLink {
+    shared: Arc<RelayShared>,
     open: Arc<OpenChannel>,
 }
 
@@ -123,7 +123,7 @@ impl Relay {
         let ranks = topology.world_size();
         let replicas = Arc::new(Replicas::new(ranks));
         store.set_subscriber(replicas.clone());
-        let shared = Arc::new(Shared { rank, store, replicas });
+        let shared = Arc::new(RelayShared { rank, store, replicas });
         let interval = (Duration::from_secs((ranks * ranks) as u64) / MESSAGES).clamp(OFTEN, SELDOM);
         let (stop, stopped) = channel();
         let weak = Arc::downgrade(&shared);
@@ -172,10 +172,10 @@ impl Relay {
     }
 
     /// Opens a channel as `rank`: from now on its state is published and the replicas are updated.
-    pub fn open(&self, id: SegmentId, channel: Channel, rank: usize, members: &[usize]) -> Link {
+    pub fn open(&self, id: SegmentId, channel: Channel, rank: usize, members: &[usize]) -> RelayLink {
         let open = Arc::new(OpenChannel::new(id, channel, rank, members.to_vec()));
         self.shared.replicas.open(&open);
-        Link { shared: self.shared.clone(), open }
+        RelayLink { shared: self.shared.clone(), open }
     }
 }
 
@@ -199,13 +199,13 @@ fn segment_id(rank: usize, number: u64, len: usize) -> SegmentId {
     (rank as u64 + 1) << 48 | number << 8 | u64::from(len.next_power_of_two().trailing_zeros())
 }
 
-impl Link {
+impl RelayLink {
     /// Publishes changes at once.
     pub fn publish(&self) {
         self.shared.publish_changes();
     }
 
-    /// [`publish`](Link::publish) with this rank's slots. Called by the thread that writes them.
+    /// [`publish`](RelayLink::publish) with this rank's slots. Called by the thread that writes them.
     #[cold]
     pub fn publish_with_slots(&self) {
         self.shared.publish_changes_except(self.open.id);

@@ -1,7 +1,7 @@
 //! Publishes changes of this rank's state to the other ranks of a channel.
 
 use super::replicas::OpenChannel;
-use super::{Content, Line, Message, OPENING, Shared, Update};
+use super::{Content, Line, Message, OPENING, RelayShared, Update};
 use crate::control::flags::Stamped;
 use crate::control::layout::{RECORDS, SLOTS};
 use crate::control::segment::SegmentId;
@@ -30,7 +30,7 @@ impl Published {
     }
 }
 
-impl Shared {
+impl RelayShared {
     /// Publishes the changes in all channels.
     pub fn publish_changes(&self) {
         self.publish_changes_except(0);

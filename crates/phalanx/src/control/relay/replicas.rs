@@ -2,7 +2,7 @@
 
 use super::publisher::Published;
 use super::{Content, Decision, Line, Message, OPENING, Update};
-use crate::control::failure::{ChannelFailure, Context};
+use crate::control::failure::{ChannelFailure, FailureContext};
 use crate::control::flags::Stamped;
 use crate::control::layout::{Channel, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED};
 use crate::control::segment::SegmentId;
@@ -243,7 +243,7 @@ impl OpenChannel {
             Some((rank, lost.event))
         });
         if let Some((rank, event)) = culprit {
-            let context = Context::of_last(self.channel.state(self.rank), self.rank);
+            let context = FailureContext::of_last(self.channel.state(self.rank), self.rank);
             self.fail(&ChannelFailure::Peer { rank, event, context });
         }
     }

@@ -47,7 +47,7 @@ impl Address {
 
 /// The process at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct PeerProcess {
     pub user: u32,
     /// `None` if it has no id in this process's PID namespace.
     pub process: Option<u32>,
@@ -78,7 +78,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 impl LocalConnection {
     /// The process at the other end, as the kernel knows it.
-    pub fn peer(&self) -> io::Result<Peer> {
+    pub fn peer(&self) -> io::Result<PeerProcess> {
         // rustix takes a peer of another PID namespace, which has the id 0, for an error.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -90,7 +90,7 @@ impl LocalConnection {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Peer { user: peer.uid, process: u32::try_from(peer.pid).ok().filter(|pid| *pid != 0) })
+        Ok(PeerProcess { user: peer.uid, process: u32::try_from(peer.pid).ok().filter(|pid| *pid != 0) })
     }
 
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {

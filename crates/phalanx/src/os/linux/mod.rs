@@ -15,7 +15,7 @@ mod futex;
 mod memory;
 mod process;
 
-pub(crate) use connection::{Address, Listener, LocalConnection, Peer, write_socket};
+pub(crate) use connection::{Address, Listener, LocalConnection, PeerProcess, write_socket};
 pub(crate) use cpus::{CpuSet, usable_cpus};
 pub use cpus::{run_on, usable_cores};
 pub(crate) use futex::{asymmetric_barriers, futex_wait, futex_wake, heavy_barrier};

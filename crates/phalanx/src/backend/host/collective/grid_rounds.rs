@@ -10,7 +10,7 @@
 //! So every row calculates all of the result, each element from all contributions in rank order, as by every other
 //! algorithm: the bits are the same, and for small floats there is one rounding.
 
-use super::{Awaited, Collective, LINES_BYTES, State};
+use super::{Awaited, Collective, CollectiveState, LINES_BYTES};
 use crate::backend::host::grid::Grid;
 use crate::contract::Call;
 use crate::control::flags::LINE_PAYLOAD;
@@ -143,7 +143,7 @@ impl Collective<'_> {
             let sources = (0..members.len()).map(|column| start.wrapping_add(column * own.len()));
             self.state.sources.extend(sources);
         }
-        let State { sources, .. } = &*self.state;
+        let CollectiveState { sources, .. } = &*self.state;
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         // SAFETY: every source has a slice and `recv` a block; the sources lie in the scratch.
         unsafe {

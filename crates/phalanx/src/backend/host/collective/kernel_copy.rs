@@ -7,7 +7,7 @@
 //! faster everywhere.)
 
 use super::Collective;
-use super::trial::{AlgorithmTrial, Candidate, Choice};
+use super::trial::{AlgorithmTrial, Candidate, TrialChoice};
 use super::two_phase::copy_own;
 use crate::backend::host::choose;
 use crate::contract::{Call, Flow};
@@ -27,11 +27,11 @@ pub(crate) fn trial() -> AlgorithmTrial {
 }
 
 /// Rank 0's choice as it stands in its opening.
-pub(crate) fn word(choice: Choice) -> u64 {
+pub(crate) fn word(choice: TrialChoice) -> u64 {
     match choice {
-        Choice::Try(Candidate::Other) | Choice::Keep(Candidate::Other) => KERNEL_COPY,
-        Choice::Try(Candidate::Usual) => REGION_ONCE,
-        Choice::Keep(Candidate::Usual) => REGION_FROM_NOW_ON,
+        TrialChoice::Try(Candidate::Other) | TrialChoice::Keep(Candidate::Other) => KERNEL_COPY,
+        TrialChoice::Try(Candidate::Usual) => REGION_ONCE,
+        TrialChoice::Keep(Candidate::Usual) => REGION_FROM_NOW_ON,
     }
 }
 

@@ -17,12 +17,12 @@ use crate::types::error::Result;
 
 /// Owners of the memory that a chunk's writers use: `rank` writes to that of the rank `offset + rank`, or `offset - rank`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ChunkOwners {
     offset: usize,
     mirrored: bool,
 }
 
-impl Place {
+impl ChunkOwners {
     #[inline(always)]
     fn owner(self, rank: usize, ranks: usize) -> usize {
         let rank = if self.mirrored { ranks - rank } else { rank };
@@ -30,9 +30,9 @@ impl Place {
     }
 
     /// The place after every rank has taken over its partner's memory.
-    fn exchanged(self, round: usize, ranks: usize) -> Place {
+    fn exchanged(self, round: usize, ranks: usize) -> ChunkOwners {
         let moved = if self.mirrored { ranks - round } else { round };
-        Place { offset: (self.offset + moved) % ranks, mirrored: !self.mirrored }
+        ChunkOwners { offset: (self.offset + moved) % ranks, mirrored: !self.mirrored }
     }
 }
 
@@ -47,7 +47,7 @@ impl Collective<'_> {
     /// As for `bulk`, after the openings, for an all_to_all.
     pub(crate) unsafe fn pairs(&mut self, call: &Call<'_>, flow: &Flow<'_>) -> Result<()> {
         let rank = self.endpoint.rank;
-        let exchange = Exchange::new(self, flow.longest());
+        let exchange = PairwiseExchange::new(self, flow.longest());
         let (steps, lead) = (exchange.steps(), self.topology().lead());
         for i in 0..steps + lead {
             if i < steps {
@@ -81,7 +81,7 @@ impl Collective<'_> {
         &mut self,
         call: &Call<'_>,
         flow: &Flow<'_>,
-        exchange: &Exchange,
+        exchange: &PairwiseExchange,
         i: usize,
     ) -> Result<()> {
         let (rank, step) = (self.endpoint.rank, &exchange.step);
@@ -119,7 +119,7 @@ impl Collective<'_> {
 }
 
 /// All steps of an all_to_all: round by round, in each the parts of a block.
-struct Exchange {
+struct PairwiseExchange {
     ranks: usize,
     block: usize,
     /// Steps of a round.
@@ -127,12 +127,12 @@ struct Exchange {
     step: Steps,
 }
 
-impl Exchange {
-    fn new(collective: &Collective<'_>, block: usize) -> Exchange {
+impl PairwiseExchange {
+    fn new(collective: &Collective<'_>, block: usize) -> PairwiseExchange {
         let chunk = collective.topology().pairwise_step();
         let first = collective.state.next_chunk[CONTRIBUTIONS];
         let step = Steps { ring: CONTRIBUTIONS, first, chunk };
-        Exchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }
+        PairwiseExchange { ranks: collective.endpoint.ranks, block, parts: block.div_ceil(chunk), step }
     }
 
     fn steps(&self) -> usize {
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn who_writes_to_a_chunk_has_read_it() {
         for ranks in 1..9 {
-            let mut place = Place::default();
+            let mut place = ChunkOwners::default();
             for round in (0..ranks).cycle().take(3 * ranks) {
                 let next = place.exchanged(round, ranks);
                 for rank in 0..ranks {

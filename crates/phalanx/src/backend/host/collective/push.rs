@@ -3,8 +3,8 @@
 //! Each rank reads its part of all contributions in place, reduces it and stores it everywhere. That saves the transfer of the all-gather, and a
 //! wait. All ranks must reach all buffers: those of thread ranks, and memory from `Comm::alloc` that can be taken away from peers.
 
-use super::trial::{AlgorithmTrial, Candidate, Choice};
-use super::{Collective, State};
+use super::trial::{AlgorithmTrial, Candidate, TrialChoice};
+use super::{Collective, CollectiveState};
 use crate::backend::host::choose::{self, Bulk, PushStores};
 use crate::backend::host::tunables::{PUSH_STEP, PUSH_STREAMING_SAVING};
 use crate::contract::{Call, Flow};
@@ -56,7 +56,7 @@ impl Collective<'_> {
         let stores = choose::push_stores(bytes);
         let choice = (stores == PushStores::Tried).then(|| self.state.pushes.next());
         // Targets that are stored to through the caches: the own one first.
-        let through = match (stores, choice.map(Choice::candidate)) {
+        let through = match (stores, choice.map(TrialChoice::candidate)) {
             (PushStores::Streaming, _) => 0,
             (_, Some(Candidate::Other)) => 1,
             _ => ranks,
@@ -74,11 +74,11 @@ impl Collective<'_> {
             self.state.targets.push(target);
         }
         self.state.targets.swap(0, rank);
-        let began = matches!(choice, Some(Choice::Try(_))).then(Instant::now);
+        let began = matches!(choice, Some(TrialChoice::Try(_))).then(Instant::now);
         let reducer = Reducer::new(call.dtype, call.reduction.code);
         for at in (start..end).step_by(PUSH_STEP) {
             let len = (end - at).min(PUSH_STEP);
-            let State { sources, targets, factors, .. } = &*self.state;
+            let CollectiveState { sources, targets, factors, .. } = &*self.state;
             let (through, past) = targets.split_at(through);
             self.guarded(true, || {
                 let count = len / call.dtype.size();
@@ -86,7 +86,7 @@ impl Collective<'_> {
                 // or another rank's `recv`: apart from all sources, or in place of the same rank's.
                 unsafe { reducer.run(Targets { through, past, pusher: rank }, sources, factors, count) };
             })?;
-            let State { sources, targets, .. } = &mut *self.state;
+            let CollectiveState { sources, targets, .. } = &mut *self.state;
             sources.iter_mut().for_each(|array| *array = array.wrapping_add(len));
             targets.iter_mut().for_each(|target| *target = target.wrapping_add(len));
         }

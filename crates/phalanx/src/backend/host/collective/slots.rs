@@ -1,7 +1,7 @@
 //! Slots: every writer puts its blocks into its slot, and every reader takes them out.
 
 use super::two_phase::copy_own;
-use super::{Awaited, Collective, IN_ONE_LINE, LINES_BYTES, State};
+use super::{Awaited, Collective, CollectiveState, IN_ONE_LINE, LINES_BYTES};
 use crate::backend::host::choose::Form;
 use crate::contract::{Blocks, Call, Flow};
 use crate::control::flags::LINE_PAYLOAD;
@@ -189,7 +189,7 @@ impl Collective<'_> {
             }
         }
         self.gather_factors(call);
-        let State { sources, factors, .. } = &*self.state;
+        let CollectiveState { sources, factors, .. } = &*self.state;
         let count = flow.block_len(rank, rank) / flow.size;
         // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
         // source, exactly.

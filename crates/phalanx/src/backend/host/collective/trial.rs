@@ -13,16 +13,16 @@ pub(crate) enum Candidate {
 
 /// Algorithm of the next operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum TrialChoice {
     /// A trial: the caller passes its time to `took`.
     Try(Candidate),
     Keep(Candidate),
 }
 
-impl Choice {
+impl TrialChoice {
     pub fn candidate(self) -> Candidate {
         match self {
-            Choice::Try(candidate) | Choice::Keep(candidate) => candidate,
+            TrialChoice::Try(candidate) | TrialChoice::Keep(candidate) => candidate,
         }
     }
 }
@@ -44,17 +44,17 @@ impl AlgorithmTrial {
     }
 
     /// The algorithm of the next operation.
-    pub fn next(&self) -> Choice {
+    pub fn next(&self) -> TrialChoice {
         let [usual, other] = self.best;
         if self.keeps_usual {
-            Choice::Keep(Candidate::Usual)
+            TrialChoice::Keep(Candidate::Usual)
         } else if self.tried < TRIALS {
             let in_second_stretch = self.tried / TRIAL_STRETCH == 1;
-            Choice::Try(if in_second_stretch { Candidate::Other } else { Candidate::Usual })
+            TrialChoice::Try(if in_second_stretch { Candidate::Other } else { Candidate::Usual })
         } else if other < usual * (1.0 - self.saving) {
-            Choice::Keep(Candidate::Other)
+            TrialChoice::Keep(Candidate::Other)
         } else {
-            Choice::Keep(Candidate::Usual)
+            TrialChoice::Keep(Candidate::Usual)
         }
     }
 
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     /// Choices for operations of `len` bytes whose algorithms take so many nanoseconds per byte.
-    fn choices(trial: &mut AlgorithmTrial, len: usize, times: [u64; 2], operations: u32) -> Vec<Choice> {
+    fn choices(trial: &mut AlgorithmTrial, len: usize, times: [u64; 2], operations: u32) -> Vec<TrialChoice> {
         let mut run = || {
             let choice = trial.next();
             let time = Duration::from_nanos(times[choice.candidate() as usize] * len as u64);
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn the_faster_algorithm_is_kept_for_all_lengths() {
         let tries = [Candidate::Usual, Candidate::Other, Candidate::Usual]
-            .map(|candidate| [Choice::Try(candidate); TRIAL_STRETCH as usize])
+            .map(|candidate| [TrialChoice::Try(candidate); TRIAL_STRETCH as usize])
             .concat();
         for (times, faster) in [([90, 50], Candidate::Other), ([50, 90], Candidate::Usual)] {
             let mut trial = AlgorithmTrial::new(0.0);
@@ -109,7 +109,7 @@ mod tests {
             for len in [1, 1000, 1 << 40] {
                 assert_eq!(
                     choices(&mut trial, len, [other, usual], 2),
-                    [Choice::Keep(faster); 2],
+                    [TrialChoice::Keep(faster); 2],
                     "{len} bytes"
                 );
             }
@@ -120,10 +120,10 @@ mod tests {
     fn trials_of_different_lengths_are_compared_by_their_time_per_byte() {
         let mut trial = AlgorithmTrial::new(0.0);
         let stretches = [1000, 8000, 1000].map(|len| choices(&mut trial, len, [90, 50], TRIAL_STRETCH));
-        assert!(stretches.concat().iter().all(|choice| matches!(choice, Choice::Try(_))));
+        assert!(stretches.concat().iter().all(|choice| matches!(choice, TrialChoice::Try(_))));
         assert_eq!(
             trial.next(),
-            Choice::Keep(Candidate::Other),
+            TrialChoice::Keep(Candidate::Other),
             "although each of its operations took longer"
         );
     }
@@ -133,7 +133,7 @@ mod tests {
         for (other, kept) in [(87, Candidate::Other), (88, Candidate::Usual)] {
             let mut trial = AlgorithmTrial::new(1.0 / 8.0);
             choices(&mut trial, 1, [100, other], TRIALS);
-            assert_eq!(trial.next(), Choice::Keep(kept), "{other} of 100");
+            assert_eq!(trial.next(), TrialChoice::Keep(kept), "{other} of 100");
         }
     }
 }

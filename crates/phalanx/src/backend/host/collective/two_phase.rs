@@ -1,6 +1,6 @@
 //! One-phase and two-phase algorithms: blocks in steps of a chunk.
 
-use super::{Collective, State};
+use super::{Collective, CollectiveState};
 use crate::backend::host::choose;
 use crate::backend::host::tunables::LEAD_CROWDED;
 use crate::contract::{Call, Flow, Who};
@@ -141,7 +141,7 @@ impl Collective<'_> {
             self.state.sources.push(source);
         }
         let reducer = Reducer::new(call.dtype, call.reduction.code);
-        let State { sources, factors, .. } = &*self.state;
+        let CollectiveState { sources, factors, .. } = &*self.state;
         self.guarded(direct, || {
             // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
             // exactly.

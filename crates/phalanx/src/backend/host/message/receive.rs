@@ -1,8 +1,8 @@
 //! Receiving: the messages of a mailbox are taken in order, to the receive that they match or to memory of their own.
 
 use super::{
-    Arriving, Destination, Header, Inner, Memory, Opening, Posted, Unexpected, Way, matches, piece_len,
-    record,
+    Arriving, Destination, Header, MessageBytes, MessageOpening, MessageState, PostedTransfer, Unexpected,
+    Way, matches, piece_len, record,
 };
 use crate::backend::host::tunables::{MESSAGE_STEP, MESSAGE_STREAMING};
 use crate::contract::{Direction, Transfer};
@@ -13,7 +13,7 @@ use crate::reduce;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result};
 
-impl Inner {
+impl MessageState {
     /// Takes messages from a peer's mailbox while a receive is posted.
     pub(super) fn read(&mut self, endpoint: &Endpoint, peer: usize) -> Result<()> {
         let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
@@ -33,7 +33,7 @@ impl Inner {
             if !slot.is(state.received + 1) || endpoint.has_failed() {
                 return Ok(());
             }
-            let opening = slot.payload().cast::<Opening>();
+            let opening = slot.payload().cast::<MessageOpening>();
             // SAFETY: stamped with this message, and the sender's again only when it is taken; any value is valid.
             let header = unsafe { (*opening).header };
             // SAFETY: as above.
@@ -91,7 +91,7 @@ impl Inner {
 
     /// Fails the communicator if the receive and the message differ in type or length.
     fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, header: &Header) -> Result<()> {
-        let Posted { transfer, plane, number, .. } = self.posted(index);
+        let PostedTransfer { transfer, plane, number, .. } = self.posted(index);
         let same_type = header.dtype == transfer.dtype as u8;
         if same_type && header.bytes == (transfer.count * transfer.dtype.size()) as u64 {
             return Ok(());
@@ -198,7 +198,7 @@ impl Inner {
 }
 
 /// Where a message is written.
-fn target(posted: &[Option<Posted>], destination: &mut Destination) -> *mut u8 {
+fn target(posted: &[Option<PostedTransfer>], destination: &mut Destination) -> *mut u8 {
     match destination {
         Destination::Aside(bytes) => bytes.as_mut_ptr().cast(),
         Destination::Posted(index) => {
@@ -211,8 +211,8 @@ fn target(posted: &[Option<Posted>], destination: &mut Destination) -> *mut u8 {
 }
 
 /// Memory for a message that no receive expects.
-fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<Memory> {
-    let mut memory = Memory::new();
+fn memory_for(endpoint: &Endpoint, peer: usize, bytes: usize) -> Result<MessageBytes> {
+    let mut memory = MessageBytes::new();
     memory.try_reserve_exact(bytes).map_err(|_| {
         let why = format!(
             "a message of {bytes} bytes from rank {peer} has come before its receive: post the receive first, send less at \

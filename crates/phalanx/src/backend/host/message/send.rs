@@ -1,13 +1,13 @@
 //! Sending: posted sends are written to the mailbox of their peer, in order.
 
-use super::{Header, INLINE, Inner, Opening, Way, piece_len};
+use super::{Header, INLINE, MessageOpening, MessageState, Way, piece_len};
 use crate::backend::host::tunables::MESSAGE_COPIED;
 use crate::contract::{Direction, Transfer};
 use crate::control::endpoint::Endpoint;
 use crate::control::world::Location;
 use crate::reduce;
 
-impl Inner {
+impl MessageState {
     /// Writes as many of the sends to a peer as its mailbox has room for.
     pub(super) fn write(&mut self, endpoint: &Endpoint, peer: usize) {
         let mailbox = endpoint.channel.mailbox(endpoint.rank, peer);
@@ -73,7 +73,7 @@ impl Inner {
         // an inline message.
         unsafe {
             slot.fill(state.sent, |line| {
-                let opening = line.cast::<Opening>();
+                let opening = line.cast::<MessageOpening>();
                 (&raw mut (*opening).header).write(header);
                 let room = (&raw mut (*opening).data).cast::<u64>();
                 if way == Way::Inline {

@@ -1,7 +1,7 @@
 //! CUDA's driver, by way of cudarc.
 
 use super::{Answer, Runtime};
-use crate::backend::nccl::device::Place;
+use crate::backend::nccl::device::MemoryPlace;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::cuda::driver;
 use crate::gpu::cuda::failed;
@@ -119,8 +119,8 @@ impl Runtime for Cuda {
         check("cuMemcpyAsync", result)
     }
 
-    fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8> {
-        if place == Place::Device {
+    fn allocate(&self, place: MemoryPlace, bytes: usize) -> Answer<*mut u8> {
+        if place == MemoryPlace::Device {
             let mut start: CUdeviceptr = 0;
             // SAFETY: an out-pointer on the stack, written during the call.
             check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut start, bytes) })?;
@@ -132,12 +132,12 @@ impl Runtime for Cuda {
         Ok(start.cast())
     }
 
-    unsafe fn free(&self, place: Place, start: *mut u8) {
+    unsafe fn free(&self, place: MemoryPlace, start: *mut u8) {
         // SAFETY: the caller's contract. cuMemFree waits for work that may still use it.
         unsafe {
             match place {
-                Place::Device => sys::cuMemFree_v2(start as CUdeviceptr),
-                Place::Host => sys::cuMemFreeHost(start.cast()),
+                MemoryPlace::Device => sys::cuMemFree_v2(start as CUdeviceptr),
+                MemoryPlace::Host => sys::cuMemFreeHost(start.cast()),
             }
         };
     }

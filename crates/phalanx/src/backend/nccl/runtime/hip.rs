@@ -1,7 +1,7 @@
 //! HIP, by way of `phalanx-sys`.
 
 use super::{Answer, Runtime};
-use crate::backend::nccl::device::Place;
+use crate::backend::nccl::device::MemoryPlace;
 use crate::buffer::stream::GpuStream;
 use crate::gpu::hip;
 use crate::gpu::hip::{check, failed};
@@ -91,13 +91,13 @@ impl Runtime for Hip {
         check(self.api, "hipMemcpyAsync", result)
     }
 
-    fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8> {
+    fn allocate(&self, place: MemoryPlace, bytes: usize) -> Answer<*mut u8> {
         let mut start = std::ptr::null_mut();
         // SAFETY: an out-pointer on the stack, written during the call.
         let (result, function) = unsafe {
             match place {
-                Place::Device => ((self.api.hipMalloc)(&raw mut start, bytes), "hipMalloc"),
-                Place::Host => {
+                MemoryPlace::Device => ((self.api.hipMalloc)(&raw mut start, bytes), "hipMalloc"),
+                MemoryPlace::Host => {
                     ((self.api.hipHostMalloc)(&raw mut start, bytes, hipHostMallocDefault), "hipHostMalloc")
                 }
             }
@@ -105,12 +105,12 @@ impl Runtime for Hip {
         check(self.api, function, result).map(|()| start.cast())
     }
 
-    unsafe fn free(&self, place: Place, start: *mut u8) {
+    unsafe fn free(&self, place: MemoryPlace, start: *mut u8) {
         // SAFETY: the caller's contract. hipFree waits for work that may still use it.
         unsafe {
             match place {
-                Place::Device => (self.api.hipFree)(start.cast()),
-                Place::Host => (self.api.hipHostFree)(start.cast()),
+                MemoryPlace::Device => (self.api.hipFree)(start.cast()),
+                MemoryPlace::Host => (self.api.hipHostFree)(start.cast()),
             }
         };
     }

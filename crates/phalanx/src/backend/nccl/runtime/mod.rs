@@ -12,7 +12,7 @@ pub(crate) use cuda::Cuda;
 #[cfg(feature = "rccl")]
 pub(crate) use hip::Hip;
 
-use crate::backend::nccl::device::Place;
+use crate::backend::nccl::device::MemoryPlace;
 use crate::buffer::stream::GpuStream;
 use crate::types::error::{LibraryError, Result};
 use crate::types::memory::RawStream;
@@ -60,8 +60,8 @@ pub(crate) trait Runtime: Send + Sync {
     unsafe fn clear(&self, start: *mut u8, bytes: usize, stream: RawStream) -> Answer;
     unsafe fn copy(&self, target: *mut u8, source: *const u8, bytes: usize, stream: RawStream) -> Answer;
 
-    fn allocate(&self, place: Place, bytes: usize) -> Answer<*mut u8>;
-    unsafe fn free(&self, place: Place, start: *mut u8);
+    fn allocate(&self, place: MemoryPlace, bytes: usize) -> Answer<*mut u8>;
+    unsafe fn free(&self, place: MemoryPlace, start: *mut u8);
     /// `None` if the device has no memory pools.
     unsafe fn allocate_on(&self, bytes: usize, stream: RawStream) -> Answer<Option<*mut u8>>;
     unsafe fn free_on(&self, start: *mut u8, stream: RawStream);

@@ -1,6 +1,6 @@
 //! The loaded library, its error codes, and calls with a time limit.
 
-use crate::gpu::copies::Copies;
+use crate::gpu::copies::LoggedCopies;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, LibraryError, Result};
@@ -31,7 +31,7 @@ impl std::ops::Deref for NvshmemLibrary {
 /// Loads NVSHMEM, once for the process; a failure is not remembered.
 pub(crate) fn load() -> Result<&'static NvshmemLibrary> {
     static LOADED: Mutex<Option<&'static NvshmemLibrary>> = Mutex::new(None);
-    static COPIES: Copies = Copies::new();
+    static COPIES: LoggedCopies = LoggedCopies::new();
     let mut loaded = lock(&LOADED);
     if let Some(library) = *loaded {
         COPIES.look(&NVSHMEM, library.path());
