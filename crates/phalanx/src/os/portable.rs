@@ -269,7 +269,7 @@ impl Listener {
 }
 
 /// The process at the other end of a connection.
-pub(crate) struct Peer {
+pub(crate) struct PeerProcess {
     pub user: u32,
     pub process: Option<u32>,
 }
@@ -278,7 +278,7 @@ pub(crate) struct Peer {
 pub(crate) enum LocalConnection {}
 
 impl LocalConnection {
-    pub fn peer(&self) -> io::Result<Peer> {
+    pub fn peer(&self) -> io::Result<PeerProcess> {
         match *self {}
     }
     pub fn set_timeout(&self, _timeout: Duration) -> io::Result<()> {
