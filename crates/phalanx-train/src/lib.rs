@@ -2,5 +2,6 @@
 
 pub mod device;
 mod error;
+pub mod expert;
 
 pub use error::{Error, Result};

@@ -10,7 +10,7 @@ use std::ops::Range;
 pub struct Host;
 
 /// Whether numbers of this type are computed with in f64.
-fn is_double<T: Number>() -> bool {
+pub(crate) fn in_double<T: Number>() -> bool {
     T::DTYPE == DType::F64
 }
 
@@ -41,14 +41,14 @@ impl Device for Host {
 
     fn convert<A: Number, B: Number>(&self, from: &&[A], to: &mut &mut [B]) -> Result<()> {
         for (to, from) in to.iter_mut().zip(*from) {
-            *to = if is_double::<A>() { B::from_f64(from.to_f64()) } else { B::from_f32(from.to_f32()) };
+            *to = if in_double::<A>() { B::from_f64(from.to_f64()) } else { B::from_f32(from.to_f32()) };
         }
         Ok(())
     }
 
     fn add<A: Number, B: Number>(&self, factor: f64, from: &&[A], to: &mut &mut [B]) -> Result<()> {
         for (to, from) in to.iter_mut().zip(*from) {
-            *to = if is_double::<A>() || is_double::<B>() {
+            *to = if in_double::<A>() || in_double::<B>() {
                 B::from_f64(to.to_f64() + factor * from.to_f64())
             } else {
                 B::from_f32(to.to_f32() + factor as f32 * from.to_f32())
@@ -59,7 +59,7 @@ impl Device for Host {
 
     fn scale<T: Number>(&self, data: &mut &mut [T], factor: f64) -> Result<()> {
         for x in data.iter_mut() {
-            *x = if is_double::<T>() {
+            *x = if in_double::<T>() {
                 T::from_f64(x.to_f64() * factor)
             } else {
                 T::from_f32(x.to_f32() * factor as f32)

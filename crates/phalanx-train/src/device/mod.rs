@@ -7,6 +7,7 @@
 mod host;
 
 pub use host::Host;
+pub(crate) use host::in_double;
 
 use crate::Result;
 use phalanx::{Element, Source, Target};

@@ -1,0 +1,3 @@
+//! Parts of training among several ranks, against one rank and against values worked out by hand.
+
+mod expert;
