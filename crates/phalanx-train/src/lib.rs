@@ -3,5 +3,7 @@
 pub mod device;
 mod error;
 pub mod expert;
+pub mod optimizer;
+pub mod sharding;
 
 pub use error::{Error, Result};

@@ -39,6 +39,10 @@ impl Device for Host {
         &mut buffer[range]
     }
 
+    fn reborrow<'a, T: Number>(view: &'a &mut [T]) -> &'a [T] {
+        view
+    }
+
     fn convert<A: Number, B: Number>(&self, from: &&[A], to: &mut &mut [B]) -> Result<()> {
         for (to, from) in to.iter_mut().zip(*from) {
             *to = if in_double::<A>() { B::from_f64(from.to_f64()) } else { B::from_f32(from.to_f32()) };

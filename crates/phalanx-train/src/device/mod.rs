@@ -84,6 +84,9 @@ pub trait Device: Clone + Send + Sync + 'static {
         range: Range<usize>,
     ) -> Self::ViewMut<'a, T>;
 
+    /// What can be written, for reading.
+    fn reborrow<'a, T: Number>(view: &'a Self::ViewMut<'_, T>) -> Self::View<'a, T>;
+
     /// `to = from`, each number rounded to the type of `to`.
     fn convert<A: Number, B: Number>(
         &self,
