@@ -1,9 +1,11 @@
 //! Training on many ranks, on flat buffers: no tensor library is needed, and any can be used.
 
+pub mod compress;
 pub mod device;
 mod error;
 pub mod expert;
 pub mod optimizer;
+pub mod outer;
 pub mod sharding;
 
 pub use error::{Error, Result};

@@ -1,4 +1,6 @@
 //! Parts of training among several ranks, against one rank and against values worked out by hand.
 
+mod compress;
 mod expert;
+mod outer;
 mod sharding;
