@@ -6,6 +6,7 @@ mod error;
 pub mod expert;
 pub mod optimizer;
 pub mod outer;
+pub mod pipeline;
 pub mod sharding;
 
 pub use error::{Error, Result};

@@ -3,4 +3,5 @@
 mod compress;
 mod expert;
 mod outer;
+mod pipeline;
 mod sharding;
