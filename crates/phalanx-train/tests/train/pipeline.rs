@@ -94,10 +94,8 @@ impl Stage<Host, f64> for Layer {
         let (input, _) = self.kept.remove(&(at.micro, at.chunk)).expect("it is kept");
         let inner = self.inner.remove(&(at.micro, at.chunk)).expect("it is kept");
         for (x, inner) in input.chunks_exact(WIDTH).zip(inner.chunks_exact(WIDTH)) {
-            for i in 0..WIDTH {
-                for j in 0..WIDTH {
-                    self.gradients[at.chunk][i * WIDTH + j] += inner[i] * x[j];
-                }
+            for (at_weight, gradient) in self.gradients[at.chunk].iter_mut().enumerate() {
+                *gradient += inner[at_weight / WIDTH] * x[at_weight % WIDTH];
             }
         }
         Ok(())
