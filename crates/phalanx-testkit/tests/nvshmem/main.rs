@@ -49,6 +49,8 @@ const SHARES: &[phalanx_testkit::suite::Share] = &[
     ("collectives/", 4),
     ("backend/", 4),
     ("failures/init", 3),
+    ("library/", 1),
+    ("mpirun/", 1),
 ];
 
 #[cfg(target_os = "linux")]
