@@ -115,7 +115,6 @@ fn out_of_sample(trials: &[Trial], sample: usize, shares: &[Share]) -> Vec<bool>
 
 /// Which trials are left out by default.
 fn out_by_default(trials: &[Trial], shares: &[Share]) -> Vec<bool> {
-    let mut out = out_of_sample(trials, 0, shares);
     let able = trials.iter().enumerate().filter(|(_, trial)| !trial.has_ignored_flag());
     let (mut long, short): (Vec<_>, Vec<_>) = able.partition(|(_, trial)| share(trial, shares).is_some());
     let mut covered: HashSet<&str> = short.iter().flat_map(|(_, trial)| words(trial)).collect();
@@ -123,11 +122,18 @@ fn out_by_default(trials: &[Trial], shares: &[Share]) -> Vec<bool> {
     for word in long.iter().flat_map(|(_, trial)| words(trial)) {
         *trials_with.entry(word).or_insert(0) += 1;
     }
+    let out_of_first = out_of_sample(trials, 0, shares);
+    let rarest_missing = |place: usize, covered: &HashSet<&str>| {
+        let missing = words(&trials[place]).filter(|word| !covered.contains(word));
+        missing.map(|word| trials_with[word]).filter(|with| *with > 1 || !out_of_first[place]).min()
+    };
     // The rarest words first: the trials that have them cover common ones, too. The hash mixes the families.
-    long.sort_by_key(|(_, trial)| (words(trial).map(|word| trials_with[word]).min(), hash(trial.name())));
+    long.sort_by_key(|(place, trial)| {
+        (rarest_missing(*place, &covered).unwrap_or(usize::MAX), hash(trial.name()))
+    });
+    let mut out = vec![false; trials.len()];
     for (place, trial) in long {
-        let counts = |word| trials_with[word] > 1 || !out[place];
-        out[place] = !words(trial).any(|word| counts(word) && !covered.contains(word));
+        out[place] = rarest_missing(place, &covered).is_none();
         if !out[place] {
             covered.extend(words(trial));
         }
