@@ -4,9 +4,9 @@
 //! names, CI runs one in seven. Which trials run:
 //!
 //! - By default, what a contributor waits for: a long trial runs only if its name has a word that no other running
-//!   trial has. For example, `threads/reduce/f32` and `processes/reduce/4` do without `processes/reduce/1`. So every
-//!   operation, backend and fault is there that several trials have. A word of one trial alone counts if CI's
-//!   sample 0 has the trial.
+//!   trial has, numbers aside. For example, `threads/reduce/f32` and `processes/reduce/4` do without
+//!   `processes/reduce/1`. So every operation, backend and fault is there that several trials have. A word of one
+//!   trial alone counts if CI's sample 0 has the trial.
 //! - With `PHALANX_TEST_SAMPLE=1`, CI's sample of that number. Trials are counted within a family: the name without
 //!   its last part. Families start at different trials, so that together they cover what they vary. A share of one
 //!   trial in four has four samples, which together are all its trials; a share of one in one runs.
@@ -145,9 +145,9 @@ fn share<'a>(trial: &Trial, shares: &'a [Share]) -> Option<&'a Share> {
     shares.iter().find(|(part, _)| trial.name().contains(part))
 }
 
-/// The parts of a name, which say what the trial tests, and on what.
+/// The parts of a name, which say what the trial tests, and on what. Sizes and numbers of ranks are left out.
 fn words(trial: &Trial) -> impl Iterator<Item = &str> {
-    trial.name().split(['/', ':'])
+    trial.name().split(['/', ':']).filter(|word| word.parse::<usize>().is_err())
 }
 
 /// The trials, of which some are left out.

@@ -49,6 +49,7 @@ const SHARES: &[Share] = &[
     ("nvshmem/", 4),
     ("_v/", 4),
     ("/programs/", 2),
+    ("/rounds/", 2),
     ("threads/", 1),
     ("processes/", 1),
 ];

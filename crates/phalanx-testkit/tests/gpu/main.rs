@@ -40,7 +40,7 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts
 /// many processes. CI runs most scenarios twice, as threads and as processes, and a contributor once.
 const SHARES: &[Share] = &[
-    ("/long", 4),
+    ("/300007", 4),
     ("mpirun/", 6),
     ("hosts/", 4),
     ("injected/", 4),

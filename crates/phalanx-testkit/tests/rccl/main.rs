@@ -33,7 +33,7 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: what computes much on emulated GPUs, or waits for a deadline. CI runs most
 /// scenarios twice, as threads and as processes, and a contributor once.
 const SHARES: &[Share] = &[
-    ("/long", 4),
+    ("/300007", 4),
     ("threads/absent", 4),
     ("nobody_waits", 3),
     ("missing", 3),
