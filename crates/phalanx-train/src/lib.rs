@@ -2,6 +2,7 @@
 
 pub mod compress;
 pub mod device;
+pub mod elastic;
 mod error;
 pub mod expert;
 pub mod optimizer;
