@@ -4,6 +4,7 @@ pub mod compress;
 pub mod device;
 mod error;
 pub mod expert;
+pub mod mesh;
 pub mod optimizer;
 pub mod outer;
 pub mod sharding;

@@ -2,5 +2,6 @@
 
 mod compress;
 mod expert;
+mod mesh;
 mod outer;
 mod sharding;
