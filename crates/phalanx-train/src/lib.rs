@@ -6,6 +6,7 @@ pub mod device;
 mod error;
 pub mod expert;
 pub mod mesh;
+pub mod norm;
 pub mod optimizer;
 pub mod outer;
 pub mod sharding;

@@ -4,5 +4,6 @@ mod buckets;
 mod compress;
 mod expert;
 mod mesh;
+mod norm;
 mod outer;
 mod sharding;
