@@ -1,0 +1,65 @@
+//! What gradient buckets cost beside a bare all_reduce of the same bytes, on the host: `cargo run --release --example bucket_overhead -- 2`.
+//!
+//! Prints the medians over steps of rank 0, in milliseconds: a bare all_reduce of all gradients in one buffer, one of each bucket, and a
+//! step of buckets. Nothing else is computed, so no communication is hidden.
+
+use phalanx::{Comm, ReduceOp};
+use phalanx_train::buckets::{GradientBuckets, Parameter, Settings};
+use phalanx_train::device::Host;
+use std::time::Instant;
+
+const PARAMETERS: usize = 64;
+const LEN: usize = 256 << 10;
+const STEPS: usize = 15;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let ranks = std::env::args().nth(1).map_or(Ok(2), |ranks| ranks.parse())?;
+    let lines = phalanx::run(ranks, measure)?;
+    println!("{}", lines.into_iter().next().expect("rank 0")?);
+    Ok(())
+}
+
+fn measure(comm: Comm) -> phalanx_train::Result<String> {
+    let names: Vec<String> = (0..PARAMETERS).map(|number| format!("p{number:02}")).collect();
+    let parameters: Vec<Parameter> = names.iter().map(|name| Parameter::new::<f32>(name, LEN)).collect();
+    let mut buckets = GradientBuckets::new(&comm, &Host, &parameters, Settings::default())?;
+    let gradient = vec![1.0f32; LEN];
+    let mut whole = vec![1.0f32; PARAMETERS * LEN];
+    let per_bucket = (Settings::default().bucket_bytes / 4 / LEN).max(1) * LEN;
+    let mut times: [Vec<f64>; 3] = Default::default();
+    for step in 0..STEPS + 2 {
+        let mut timed = |kind: usize, work: &mut dyn FnMut() -> phalanx_train::Result<()>| {
+            comm.barrier()?;
+            let start = Instant::now();
+            work()?;
+            // The first steps connect, and agree on the order.
+            if step >= 2 {
+                times[kind].push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            phalanx_train::Result::Ok(())
+        };
+        timed(0, &mut || Ok(comm.all_reduce_in_place(&mut whole, ReduceOp::Avg)?))?;
+        timed(1, &mut || {
+            whole
+                .chunks_mut(per_bucket)
+                .try_for_each(|part| Ok(comm.all_reduce_in_place(part, ReduceOp::Avg)?))
+        })?;
+        timed(2, &mut || {
+            buckets.begin(&comm, 1.0)?;
+            for name in names.iter().rev() {
+                buckets.add(&comm, name, &&gradient[..])?;
+            }
+            buckets.finish(&comm).map(drop)
+        })?;
+    }
+    let [whole, parts, bucketed] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    });
+    let mib = PARAMETERS * LEN * 4 >> 20;
+    Ok(format!(
+        "{mib} MiB among {} ranks: all_reduce {whole:.2} ms, in parts {parts:.2} ms, buckets {bucketed:.2} ms ({:+.1} %)",
+        comm.world_size(),
+        (bucketed / parts - 1.0) * 100.0
+    ))
+}
