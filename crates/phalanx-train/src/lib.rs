@@ -1,5 +1,6 @@
 //! Training on many ranks, on flat buffers: no tensor library is needed, and any can be used.
 
+pub mod checkpoint;
 pub mod compress;
 pub mod device;
 mod error;

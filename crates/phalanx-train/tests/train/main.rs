@@ -1,5 +1,6 @@
 //! Parts of training among several ranks, against one rank and against values worked out by hand.
 
+mod checkpoint;
 mod compress;
 mod expert;
 mod outer;
