@@ -1,6 +1,7 @@
 //! Training on many ranks, on flat buffers: no tensor library is needed, and any can be used.
 
 pub mod buckets;
+pub mod checkpoint;
 pub mod compress;
 pub mod device;
 pub mod elastic;

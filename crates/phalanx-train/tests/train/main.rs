@@ -1,6 +1,7 @@
 //! Parts of training among several ranks, against one rank and against values worked out by hand.
 
 mod buckets;
+mod checkpoint;
 mod compress;
 mod elastic;
 mod expert;
