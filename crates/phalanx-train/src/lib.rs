@@ -13,5 +13,6 @@ pub mod optimizer;
 pub mod outer;
 pub mod pipeline;
 pub mod sharding;
+pub mod tensor;
 
 pub use error::{Error, Result};

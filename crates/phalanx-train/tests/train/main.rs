@@ -10,3 +10,4 @@ mod norm;
 mod outer;
 mod pipeline;
 mod sharding;
+mod tensor;
