@@ -1,7 +1,7 @@
 //! What gradient buckets cost beside a bare all_reduce of the same bytes, on the host: `cargo run --release --example bucket_overhead -- 2`.
 //!
-//! Prints the medians over steps of rank 0, in milliseconds: a bare all_reduce of all gradients in one buffer, one of each bucket, and a
-//! step of buckets. Nothing else is computed, so no communication is hidden.
+//! Prints the medians over steps of rank 0, in milliseconds: a bare all_reduce of all gradients in one buffer, one of each bucket, a step
+//! of buckets with `add`, and one with gradients that are in their slots. Nothing else is computed, so no communication is hidden.
 
 use phalanx::{Comm, ReduceOp};
 use phalanx_train::buckets::{GradientBuckets, Parameter, Settings};
@@ -26,7 +26,7 @@ fn measure(comm: Comm) -> phalanx_train::Result<String> {
     let gradient = vec![1.0f32; LEN];
     let mut whole = vec![1.0f32; PARAMETERS * LEN];
     let per_bucket = (Settings::default().bucket_bytes / 4 / LEN).max(1) * LEN;
-    let mut times: [Vec<f64>; 3] = Default::default();
+    let mut times: [Vec<f64>; 4] = Default::default();
     for step in 0..STEPS + 2 {
         let mut timed = |kind: usize, work: &mut dyn FnMut() -> phalanx_train::Result<()>| {
             comm.barrier()?;
@@ -51,15 +51,25 @@ fn measure(comm: Comm) -> phalanx_train::Result<String> {
             }
             buckets.finish(&comm).map(drop)
         })?;
+        timed(3, &mut || {
+            buckets.begin(&comm, 1.0)?;
+            for name in names.iter().rev() {
+                // A backward pass would write it here.
+                buckets.slot(name)?;
+                buckets.ready(&comm, name)?;
+            }
+            buckets.finish(&comm).map(drop)
+        })?;
     }
-    let [whole, parts, bucketed] = times.map(|mut times| {
+    let [whole, parts, bucketed, written] = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
     });
     let mib = PARAMETERS * LEN * 4 >> 20;
     Ok(format!(
-        "{mib} MiB among {} ranks: all_reduce {whole:.2} ms, in parts {parts:.2} ms, buckets {bucketed:.2} ms ({:+.1} %)",
+        "{mib} MiB among {} ranks: all_reduce {whole:.2} ms, in parts {parts:.2} ms, buckets {bucketed:.2} ms ({:+.1} %), written in place {written:.2} ms ({:+.1} %)",
         comm.world_size(),
-        (bucketed / parts - 1.0) * 100.0
+        (bucketed / parts - 1.0) * 100.0,
+        (written / parts - 1.0) * 100.0
     ))
 }
