@@ -18,6 +18,22 @@ pub enum Error {
     /// A communicator has failed, or refuses what was asked.
     #[error(transparent)]
     Comm(#[from] phalanx::Error),
+    /// Another rank could not do its part. That rank has the error itself.
+    #[error("rank {rank}: {what}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        what: String,
+    },
+    /// A checkpoint is incomplete, or a file of it is not as it was written. The text says what to do.
+    #[error("{}: {what}", path.display())]
+    Checkpoint {
+        /// The file, or the folder of the checkpoint.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// A file could not be read or written.
     #[error("{}: {what}", path.display())]
     File {
@@ -33,5 +49,15 @@ pub enum Error {
 impl Error {
     pub(crate) fn usage(text: impl Into<String>) -> Error {
         Error::Usage(text.into())
+    }
+
+    pub(crate) fn file(path: impl Into<PathBuf>, what: &str, source: std::io::Error) -> Error {
+        Error::File { path: path.into(), what: what.into(), source }
+    }
+
+    /// The text with its causes, for other ranks.
+    pub(crate) fn with_causes(&self) -> String {
+        let causes = std::iter::successors(std::error::Error::source(self), |cause| cause.source());
+        causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"))
     }
 }

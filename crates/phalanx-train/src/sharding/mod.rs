@@ -130,6 +130,14 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
         &self.layout
     }
 
+    pub(crate) fn device(&self) -> &D {
+        &self.device
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
     /// Steps made so far.
     pub fn steps(&self) -> u64 {
         self.steps
