@@ -31,11 +31,15 @@
 //!   became ready, and fill buckets in it. From the second step on a bucket is sent as soon as its gradients are there and the buckets
 //!   before it are sent. So ranks whose gradients become ready in other orders still make the same calls.
 //! - **Mean or sum.** [`Reduction::Mean`] divides by the weights of all ranks: with the number of samples as weight, each sample counts
-//!   the same. A rank without a batch begins with weight 0, adds nothing, and gets the result. [`Reduction::Sum`] does not divide.
+//!   the same. A rank without a batch begins with weight 0, adds nothing, and gets the result. [`Reduction::Sum`] adds
+//!   them up, each times its rank's weight.
 //! - **Micro-batches.** Between [`accumulate(true)`](GradientBuckets::accumulate) and `accumulate(false)`, gradients are summed and nothing
 //!   is sent. The first gradient that is added after that is the parameter's last.
 //! - **Unused parameters.** What was not added in the last micro-batch is sent by `finish`: what it has, or zeros.
 //! - **Precision.** Gradients are summed in f32, f64 those of f64: over micro-batches, and among ranks.
+//! - **Without a copy.** A backward pass that writes a gradient to its [`slot`](GradientBuckets::slot) and calls
+//!   [`ready`](GradientBuckets::ready) saves the copy that `add` makes. Weights and means cost no pass of their own: the reduction multiplies.
+//! - **Waits.** The weights of all ranks are told when the step begins. The first bucket waits for them: for the last rank to begin.
 //! - **Hook.** [`set_hook`](GradientBuckets::set_hook) replaces the reduction of a bucket, for compression.
 
 mod host;
@@ -44,7 +48,7 @@ mod plan;
 use crate::device::{Device, Number};
 pub use crate::sharding::Reduction;
 use crate::{Error, Result};
-use phalanx::{Comm, DType, ReduceOp, Request};
+use phalanx::{Comm, DType, PreMulSum, ReduceOp, Request};
 use plan::{Place, arrange};
 use std::ops::Range;
 
@@ -53,8 +57,13 @@ pub trait Overlap: Device {
     /// A sum under way.
     type Pending<A: Number>: Send;
 
-    /// Starts the sum over all ranks, after those started before.
-    fn start_sum<A: Number>(&self, comm: &Comm, values: Self::Buffer<A>) -> Result<Self::Pending<A>>;
+    /// Starts a reduction over all ranks, after those started before.
+    fn start_sum<A: Number>(
+        &self,
+        comm: &Comm,
+        values: Self::Buffer<A>,
+        op: phalanx::Reduction<A>,
+    ) -> Result<Self::Pending<A>>;
 
     /// Gives the buffer back with the sum. On a GPU, work enqueued later sees it; on the host this waits.
     fn finish_sum<A: Number>(&self, pending: Self::Pending<A>) -> Result<Self::Buffer<A>>;
@@ -118,7 +127,7 @@ pub trait BucketHook<D: Device>: Send {
     /// Replaces `values` by their sum over the ranks of `comm`, or by what stands for it. Called on every rank for the same buckets in the
     /// same order, each step. `members` has the bucket's parameters and where they are in it.
     ///
-    /// The values are multiplied by this rank's weight; the result is divided by the weights of all ranks.
+    /// The values are multiplied by this rank's share, so that the sum is the result: the mean, say.
     fn reduce(
         &mut self,
         bucket: usize,
@@ -152,6 +161,22 @@ pub enum Gradient<'a, D: Device> {
     F64(D::View<'a, f64>),
 }
 
+/// The place of a gradient in its bucket.
+pub struct Slot<'a, D: Device> {
+    /// Where to write it.
+    pub values: SlotValues<'a, D>,
+    /// Whether it has the sum of earlier micro-batches, to which the gradient is to be added. Else all of it is to be overwritten.
+    pub has_value: bool,
+}
+
+/// Elements of a [`Slot`], in the type in which they are summed.
+pub enum SlotValues<'a, D: Device> {
+    /// Of a parameter of f32, f16 or bf16.
+    F32(D::ViewMut<'a, f32>),
+    /// Of a parameter of f64.
+    F64(D::ViewMut<'a, f64>),
+}
+
 /// The ranks that had a batch in a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Participation {
@@ -178,11 +203,29 @@ struct Bucket<D: Overlap> {
     missing: usize,
 }
 
+/// What becomes of this rank's values in a step.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    all: Participation,
+    /// By what they are multiplied before they are summed.
+    factor: f64,
+    /// Whether plain operations do the same on all ranks: a sum (factor 1) or a mean (1 / ranks).
+    plain: Option<ReduceOp>,
+}
+
+impl Share {
+    fn op<A: Number>(&self) -> phalanx::Reduction<A> {
+        self.plain.map_or_else(|| PreMulSum(A::from_f64(self.factor)).into(), Into::into)
+    }
+}
+
 /// A step between `begin` and `finish`.
 struct Step {
     weight: f64,
-    /// The sum over ranks: weight and participation.
-    total: Request<Vec<f64>>,
+    /// The weights of all ranks, under way.
+    told: Option<Request<(Vec<f64>, Vec<f64>)>>,
+    /// What follows from them.
+    share: Option<Share>,
     accumulates: bool,
     /// For each parameter, whether its place in the bucket has a value of this step.
     written: Vec<bool>,
@@ -302,10 +345,10 @@ impl<D: Overlap> GradientBuckets<D> {
         }
         self.lay_out()?;
         self.ready_order.clear();
-        let total = comm.start_all_reduce(vec![weight, f64::from(weight > 0.0)], ReduceOp::Sum)?;
+        let told = Some(comm.start_all_gather(vec![weight], vec![0.0; comm.world_size()])?);
         let none = vec![false; self.parameters.len()];
         let (written, ready) = (none.clone(), none);
-        self.step = Some(Step { weight, total, accumulates: false, written, ready, sent: 0 });
+        self.step = Some(Step { weight, told, share: None, accumulates: false, written, ready, sent: 0 });
         Ok(())
     }
 
@@ -332,7 +375,6 @@ impl<D: Overlap> GradientBuckets<D> {
     /// was added before, or a rank without a batch; the gradient was not added then. [`Error::Comm`] if sending fails.
     pub fn add<T: Number>(&mut self, comm: &Comm, name: &str, gradient: &D::View<'_, T>) -> Result<()> {
         let number = self.number(name)?;
-        let step = self.step.as_mut().ok_or_else(outside)?;
         let parameter = &self.parameters[number];
         let len = phalanx::Source::len(gradient);
         if (len, T::DTYPE) != (parameter.len, parameter.dtype) {
@@ -343,6 +385,25 @@ impl<D: Overlap> GradientBuckets<D> {
                 parameter.dtype
             )));
         }
+        let device = self.device.clone();
+        {
+            let Slot { values, has_value } = self.slot(name)?;
+            match values {
+                SlotValues::F32(mut to) => put::<D, T, f32>(&device, gradient, &mut to, has_value)?,
+                SlotValues::F64(mut to) => put::<D, T, f64>(&device, gradient, &mut to, has_value)?,
+            }
+        }
+        self.ready(comm, name)
+    }
+
+    /// Where the backward pass writes a gradient itself, in the place of [`add`](GradientBuckets::add); call [`ready`](GradientBuckets::ready)
+    /// when it is there.
+    ///
+    /// # Errors
+    /// As for `add`.
+    pub fn slot(&mut self, name: &str) -> Result<Slot<'_, D>> {
+        let number = self.number(name)?;
+        let step = self.step.as_ref().ok_or_else(outside)?;
         if step.weight == 0.0 {
             return Err(Error::usage(format!(
                 "a gradient of {name:?} on a rank that began the step with weight 0, without a batch; give begin the batch's weight"
@@ -354,22 +415,29 @@ impl<D: Overlap> GradientBuckets<D> {
             )));
         }
         let Place { bucket, range } = self.places[number].clone();
-        let is_first = !step.written[number];
-        match &mut self.buckets[bucket].state {
-            State::Here(Values::F32(values)) => {
-                put::<D, T, f32>(&self.device, gradient, values, range, step.weight, is_first)?;
-            }
-            State::Here(Values::F64(values)) => {
-                put::<D, T, f64>(&self.device, gradient, values, range, step.weight, is_first)?;
-            }
+        let values = match &mut self.buckets[bucket].state {
+            State::Here(Values::F32(values)) => SlotValues::F32(self.device.view_mut(values, range)),
+            State::Here(Values::F64(values)) => SlotValues::F64(self.device.view_mut(values, range)),
             _ => unreachable!("a bucket is sent when its last member is ready"),
+        };
+        Ok(Slot { values, has_value: step.written[number] })
+    }
+
+    /// Says that a gradient is in its [`slot`](GradientBuckets::slot). Errors as for [`add`](GradientBuckets::add).
+    pub fn ready(&mut self, comm: &Comm, name: &str) -> Result<()> {
+        let number = self.number(name)?;
+        let step = self.step.as_mut().ok_or_else(outside)?;
+        if step.ready[number] || step.weight == 0.0 {
+            return Err(Error::usage(format!(
+                "{name:?} is ready already, or this rank has no batch in this step; see slot"
+            )));
         }
         step.written[number] = true;
-        if !step.accumulates {
-            self.set_ready(number);
-            self.send(comm)?;
+        if step.accumulates {
+            return Ok(());
         }
-        Ok(())
+        self.set_ready(number);
+        self.send(comm)
     }
 
     /// Sends what was not sent, and waits for the results. Collective.
@@ -380,15 +448,12 @@ impl<D: Overlap> GradientBuckets<D> {
         let written = &self.step.as_ref().ok_or_else(outside)?.written;
         let unused: Vec<usize> = (0..written.len()).filter(|number| !written[*number]).collect();
         let ended = self.complete(comm, &unused);
-        let step = self.step.take().expect("a step");
+        self.step = None;
         if ended.is_err() {
             // Buffers that operations under way have are not ours.
             self.new_order = Some(self.order());
         }
-        ended?;
-        let total = step.total.wait()?;
-        let taking_part = Participation { ranks: total[1].round() as usize, weight: total[0] };
-        self.divide(comm, taking_part)?;
+        let taking_part = ended?.all;
         if !self.has_order {
             self.agree_on_order(comm)?;
         }
@@ -479,35 +544,40 @@ impl<D: Overlap> GradientBuckets<D> {
     }
 
     fn send_complete(&mut self, comm: &Comm) -> Result<()> {
-        let step = self.step.as_mut().expect("a step");
-        while let Some(bucket) = self.buckets.get_mut(step.sent).filter(|bucket| bucket.missing == 0) {
+        loop {
+            let sent = self.step.as_ref().expect("a step").sent;
+            if self.buckets.get(sent).is_none_or(|bucket| bucket.missing > 0) {
+                return Ok(());
+            }
+            let share = self.share(comm)?;
+            self.step.as_mut().expect("a step").sent += 1;
+            let bucket = &mut self.buckets[sent];
             let State::Here(mut values) = std::mem::replace(&mut bucket.state, State::Lost) else {
                 unreachable!("sent once in a step")
             };
-            let number = step.sent;
-            step.sent += 1;
             if let Some(hook) = &mut self.hook {
-                let members: Vec<(&str, Range<usize>)> = bucket
-                    .members
-                    .iter()
-                    .map(|member| {
-                        (self.parameters[*member].name.as_str(), self.places[*member].range.clone())
-                    })
-                    .collect();
-                hook.reduce(number, &members, comm, &mut values)?;
+                let name = |member: &usize| self.parameters[*member].name.as_str();
+                let place = |member: &usize| (name(member), self.places[*member].range.clone());
+                let members: Vec<(&str, Range<usize>)> = bucket.members.iter().map(place).collect();
+                if share.factor != 1.0 {
+                    match &mut values {
+                        Values::F32(values) => scale::<D, f32>(&self.device, values, share.factor)?,
+                        Values::F64(values) => scale::<D, f64>(&self.device, values, share.factor)?,
+                    }
+                }
+                hook.reduce(sent, &members, comm, &mut values)?;
                 bucket.state = State::Here(values);
                 continue;
             }
             bucket.state = match values {
-                Values::F32(values) => State::F32(self.device.start_sum(comm, values)?),
-                Values::F64(values) => State::F64(self.device.start_sum(comm, values)?),
+                Values::F32(values) => State::F32(self.device.start_sum(comm, values, share.op())?),
+                Values::F64(values) => State::F64(self.device.start_sum(comm, values, share.op())?),
             };
         }
-        Ok(())
     }
 
     /// Sends all, with zeros for what is unused, and takes the results.
-    fn complete(&mut self, comm: &Comm, unused: &[usize]) -> Result<()> {
+    fn complete(&mut self, comm: &Comm, unused: &[usize]) -> Result<Share> {
         for number in unused {
             let Place { bucket, range } = self.places[*number].clone();
             match &mut self.buckets[bucket].state {
@@ -522,6 +592,7 @@ impl<D: Overlap> GradientBuckets<D> {
         }
         (0..self.parameters.len()).for_each(|number| self.set_ready(number));
         self.send_complete(comm)?;
+        let share = self.share(comm)?;
         for bucket in &mut self.buckets {
             bucket.state = State::Here(match std::mem::replace(&mut bucket.state, State::Lost) {
                 State::F32(pending) => Values::F32(self.device.finish_sum(pending)?),
@@ -534,29 +605,37 @@ impl<D: Overlap> GradientBuckets<D> {
                 }
             });
         }
-        Ok(())
+        Ok(share)
     }
 
-    /// Makes means of sums.
-    fn divide(&mut self, comm: &Comm, taking_part: Participation) -> Result<()> {
-        if self.settings.reduction == Reduction::Sum || taking_part.ranks == 0 {
-            return Ok(());
+    /// What becomes of this rank's values. Waits for the weights of all ranks, once in a step.
+    fn share(&mut self, comm: &Comm) -> Result<Share> {
+        let step = self.step.as_mut().expect("a step");
+        if let Some(share) = step.share {
+            return Ok(share);
         }
-        let by = match self.settings.divisor {
-            Divisor::Participants => taking_part.weight,
-            Divisor::InitialWorld => taking_part.weight * comm.world_size() as f64 / taking_part.ranks as f64,
+        let told = step.told.take().ok_or_else(|| {
+            Error::usage("the weights of all ranks could not be told; see that error, and begin again")
+        })?;
+        let (_, weights) = told.wait()?;
+        let all = Participation {
+            ranks: weights.iter().filter(|weight| **weight > 0.0).count(),
+            weight: weights.iter().sum(),
         };
-        if by == 1.0 {
-            return Ok(());
-        }
-        for bucket in &mut self.buckets {
-            match &mut bucket.state {
-                State::Here(Values::F32(values)) => scale::<D, f32>(&self.device, values, 1.0 / by)?,
-                State::Here(Values::F64(values)) => scale::<D, f64>(&self.device, values, 1.0 / by)?,
-                _ => unreachable!("taken before"),
-            }
-        }
-        Ok(())
+        let by = match (self.settings.reduction, self.settings.divisor) {
+            (Reduction::Sum, _) => 1.0,
+            (_, Divisor::Participants) => all.weight,
+            (_, Divisor::InitialWorld) => all.weight * comm.world_size() as f64 / all.ranks.max(1) as f64,
+        };
+        let are_equal = weights.iter().all(|weight| *weight == weights[0]);
+        let plain = match self.settings.reduction {
+            // Nobody has a batch: a sum of zeros.
+            _ if all.ranks == 0 => Some(ReduceOp::Sum),
+            Reduction::Sum => (are_equal && weights[0] == 1.0).then_some(ReduceOp::Sum),
+            Reduction::Mean => are_equal.then_some(ReduceOp::Avg),
+        };
+        let factor = if all.ranks == 0 { 1.0 } else { step.weight / by };
+        Ok(*step.share.insert(Share { all, factor, plain }))
     }
 
     /// All ranks take over the order of rank 0, for the next step on.
@@ -579,21 +658,14 @@ fn outside() -> Error {
     Error::usage("gradients are added and finished in a step; call begin first")
 }
 
-/// Puts a gradient to its place, times the weight, or adds it to what is there.
+/// Puts a gradient to its place, or adds it to what is there.
 fn put<D: Device, T: Number, A: Number>(
     device: &D,
     gradient: &D::View<'_, T>,
-    values: &mut D::Buffer<A>,
-    range: Range<usize>,
-    weight: f64,
-    is_first: bool,
+    to: &mut D::ViewMut<'_, A>,
+    has_value: bool,
 ) -> Result<()> {
-    let mut to = device.view_mut(values, range);
-    if !is_first {
-        return device.add(weight, gradient, &mut to);
-    }
-    device.convert(gradient, &mut to)?;
-    if weight == 1.0 { Ok(()) } else { device.scale(&mut to, weight) }
+    if has_value { device.add(1.0, gradient, to) } else { device.convert(gradient, to) }
 }
 
 fn scale<D: Device, A: Number>(device: &D, values: &mut D::Buffer<A>, factor: f64) -> Result<()> {
