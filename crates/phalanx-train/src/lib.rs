@@ -7,6 +7,7 @@ mod error;
 pub mod expert;
 pub mod optimizer;
 pub mod outer;
+pub mod sampler;
 pub mod sharding;
 
 pub use error::{Error, Result};

@@ -4,4 +4,5 @@ mod checkpoint;
 mod compress;
 mod expert;
 mod outer;
+mod sampler;
 mod sharding;
