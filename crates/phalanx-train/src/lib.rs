@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod compress;
 pub mod device;
+pub mod elastic;
 mod error;
 pub mod expert;
 pub mod optimizer;

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod compress;
+mod elastic;
 mod expert;
 mod outer;
 mod sampler;

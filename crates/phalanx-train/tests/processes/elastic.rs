@@ -1,0 +1,114 @@
+//! Ranks are killed while they train, and the others go on; new ones come.
+
+use libtest_mimic::Trial;
+use phalanx::{Comm, ReduceOp};
+use phalanx_testkit::fault::{self, Fault};
+use phalanx_testkit::processes::{Launch, describe};
+use phalanx_testkit::{Outcome, Scenario};
+use phalanx_train::Result;
+use phalanx_train::elastic::{Trainer, Training};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("elastic/shrink", |comm, args| train(Trainer::new(comm), args)),
+    Scenario::process("elastic/replacement", |args| {
+        // The members first, then those that join them.
+        let member = std::env::var("PHALANX_RANK")
+            .is_ok_and(|rank| rank.parse::<usize>().is_ok_and(|rank| rank < RANKS));
+        let comm = if member { phalanx::init() } else { phalanx::join() };
+        train(Trainer::new(comm.map_err(|error| error.to_string())?).replacing(), args)
+    }),
+];
+
+const RANKS: usize = 3;
+const STEPS: u64 = 30;
+
+/// Adds (step + 1) × 78 in each step, however many ranks there are.
+struct Adding {
+    sums: Vec<u64>,
+    /// The step before or after whose operation this process is killed.
+    killed: Option<(u64, bool)>,
+}
+
+impl Training for Adding {
+    fn step(&mut self, comm: &Comm, step: u64) -> Result<()> {
+        let kill = |after| {
+            if self.killed == Some((step, after)) {
+                let _ = fault::inject_here(Fault::Kill);
+            }
+        };
+        kill(false);
+        let own = (1..=12).filter(|number| *number as usize % comm.world_size() == comm.rank());
+        let mut sum = vec![own.sum::<u64>(); self.sums.len()];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+        kill(true);
+        self.sums.iter_mut().zip(sum).for_each(|(total, sum)| *total += (step + 1) * sum);
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Vec<u8>> {
+        Ok(self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect())
+    }
+
+    fn restore(&mut self, snapshot: &[u8]) -> Result<()> {
+        let (sums, _) = snapshot.as_chunks::<8>();
+        self.sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
+        Ok(())
+    }
+}
+
+/// Arguments: for each process that is killed, its number, the step, and whether after the operation.
+fn train(mut trainer: Trainer, args: &[String]) -> Outcome {
+    let number = std::env::var("PHALANX_RANK").unwrap_or_default();
+    let killed = args.chunks(3).find(|of| of[0] == number);
+    let killed = killed.and_then(|of| Some((of[1].parse().ok()?, of[2] == "true")));
+    let mut training = Adding { sums: vec![0; 1000], killed };
+    trainer.run(&mut training, STEPS).map_err(|error| error.to_string())?;
+    let expected = (1..=STEPS).sum::<u64>() * 78;
+    if training.sums.iter().any(|sum| *sum != expected) {
+        return Err(format!("{} is not {expected}", training.sums[0]));
+    }
+    Ok(trainer.comm().world_size().to_string())
+}
+
+/// Kills processes; all others end with the right sums, and with this many ranks.
+fn lose(launch: Launch, killed: &[(usize, u64, bool)], ranks: usize) -> std::result::Result<(), String> {
+    let launch =
+        killed.iter().fold(launch, |launch, (process, step, after)| launch.arg(process).arg(step).arg(after));
+    let ended = launch.run()?;
+    let well = ended.iter().all(|rank| match &rank.outcome {
+        Ok(ended_with) => *ended_with == ranks.to_string(),
+        Err(_) => killed.iter().any(|(process, ..)| *process == rank.rank),
+    });
+    let lost = ended.iter().filter(|rank| rank.outcome.is_err()).count();
+    if well && lost == killed.len() { Ok(()) } else { Err(describe(&ended)) }
+}
+
+/// Three members, and processes that join.
+fn with_joiners(joiners: usize) -> Launch {
+    let members = RANKS.to_string();
+    (0..RANKS).fold(Launch::new("elastic/replacement", RANKS + joiners), |launch, rank| {
+        let launch = launch.env_of(rank, "PHALANX_WORLD_SIZE", Some(&members));
+        launch.env_of(rank, "PHALANX_LOCAL_WORLD_SIZE", Some(&members))
+    })
+}
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for victim in [0, 1] {
+        for after in [false, true] {
+            let when = if after { "after" } else { "before" };
+            let name = format!("elastic/rank_{victim}_is_killed_{when}_an_operation_and_the_others_go_on");
+            trials.push(Trial::test(name, move || {
+                Ok(lose(Launch::new("elastic/shrink", RANKS), &[(victim, 7, after)], RANKS - 1)?)
+            }));
+        }
+        trials.push(Trial::test(
+            format!("elastic/rank_{victim}_is_killed_and_replaced_with_the_others_state"),
+            move || Ok(lose(with_joiners(1), &[(victim, 7, false)], RANKS)?),
+        ));
+    }
+    trials.push(Trial::test("elastic/two_of_four_are_killed_one_after_the_other", || {
+        Ok(lose(Launch::new("elastic/shrink", 4), &[(0, 7, true), (2, 12, false)], 2)?)
+    }));
+    trials
+}
