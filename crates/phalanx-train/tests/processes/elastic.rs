@@ -25,23 +25,22 @@ const STEPS: u64 = 30;
 /// Adds (step + 1) × 78 in each step, however many ranks there are.
 struct Adding {
     sums: Vec<u64>,
-    /// The step before or after whose operation this process is killed.
-    killed: Option<(u64, bool)>,
+    /// The step in which this process is killed, and the operation before which.
+    killed: Option<(u64, usize)>,
 }
 
 impl Training for Adding {
     fn step(&mut self, comm: &Comm, step: u64) -> Result<()> {
-        let kill = |after| {
-            if self.killed == Some((step, after)) {
+        for (half, numbers) in [1..=6u64, 7..=12].into_iter().enumerate() {
+            // In the second half, the others fail with half a step made.
+            if self.killed == Some((step, half)) {
                 let _ = fault::inject_here(Fault::Kill);
             }
-        };
-        kill(false);
-        let own = (1..=12).filter(|number| *number as usize % comm.world_size() == comm.rank());
-        let mut sum = vec![own.sum::<u64>(); self.sums.len()];
-        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
-        kill(true);
-        self.sums.iter_mut().zip(sum).for_each(|(total, sum)| *total += (step + 1) * sum);
+            let own = numbers.filter(|number| *number as usize % comm.world_size() == comm.rank());
+            let mut sum = vec![own.sum::<u64>(); self.sums.len()];
+            comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            self.sums.iter_mut().zip(sum).for_each(|(total, sum)| *total += (step + 1) * sum);
+        }
         Ok(())
     }
 
@@ -56,11 +55,11 @@ impl Training for Adding {
     }
 }
 
-/// Arguments: for each process that is killed, its number, the step, and whether after the operation.
+/// Arguments: for each process that is killed, its number, the step, and the operation before which.
 fn train(mut trainer: Trainer, args: &[String]) -> Outcome {
     let number = std::env::var("PHALANX_RANK").unwrap_or_default();
     let killed = args.chunks(3).find(|of| of[0] == number);
-    let killed = killed.and_then(|of| Some((of[1].parse().ok()?, of[2] == "true")));
+    let killed = killed.and_then(|of| Some((of[1].parse().ok()?, of[2].parse().ok()?)));
     let mut training = Adding { sums: vec![0; 1000], killed };
     trainer.run(&mut training, STEPS).map_err(|error| error.to_string())?;
     let expected = (1..=STEPS).sum::<u64>() * 78;
@@ -71,7 +70,7 @@ fn train(mut trainer: Trainer, args: &[String]) -> Outcome {
 }
 
 /// Kills processes; all others end with the right sums, and with this many ranks.
-fn lose(launch: Launch, killed: &[(usize, u64, bool)], ranks: usize) -> std::result::Result<(), String> {
+fn lose(launch: Launch, killed: &[(usize, u64, usize)], ranks: usize) -> std::result::Result<(), String> {
     let launch =
         killed.iter().fold(launch, |launch, (process, step, after)| launch.arg(process).arg(step).arg(after));
     let ended = launch.run()?;
@@ -95,20 +94,19 @@ fn with_joiners(joiners: usize) -> Launch {
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for victim in [0, 1] {
-        for after in [false, true] {
-            let when = if after { "after" } else { "before" };
-            let name = format!("elastic/rank_{victim}_is_killed_{when}_an_operation_and_the_others_go_on");
+        for (operation, when) in [(0, "before"), (1, "within")] {
+            let name = format!("elastic/rank_{victim}_is_killed_{when}_a_step_and_the_others_go_on");
             trials.push(Trial::test(name, move || {
-                Ok(lose(Launch::new("elastic/shrink", RANKS), &[(victim, 7, after)], RANKS - 1)?)
+                Ok(lose(Launch::new("elastic/shrink", RANKS), &[(victim, 7, operation)], RANKS - 1)?)
             }));
         }
         trials.push(Trial::test(
             format!("elastic/rank_{victim}_is_killed_and_replaced_with_the_others_state"),
-            move || Ok(lose(with_joiners(1), &[(victim, 7, false)], RANKS)?),
+            move || Ok(lose(with_joiners(1), &[(victim, 7, 1)], RANKS)?),
         ));
     }
     trials.push(Trial::test("elastic/two_of_four_are_killed_one_after_the_other", || {
-        Ok(lose(Launch::new("elastic/shrink", 4), &[(0, 7, true), (2, 12, false)], 2)?)
+        Ok(lose(Launch::new("elastic/shrink", 4), &[(0, 7, 1), (2, 12, 0)], 2)?)
     }));
     trials
 }
