@@ -13,6 +13,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("communicators/split_with_none", |comm, _| split_with_none(&comm)),
     Scenario::rank("communicators/split_orders_by_key", |comm, _| split_orders_by_key(&comm)),
     Scenario::rank("communicators/split_of_split", |comm, _| split_of_split(&comm)),
+    Scenario::rank("communicators/split_grid", |comm, _| split_grid(&comm)),
+    Scenario::rank("communicators/split_grid_refused", |comm, _| split_grid_refused(&comm)),
     Scenario::rank("communicators/interleaved", |comm, _| interleaved(&comm)),
     Scenario::rank("communicators/on_threads_at_once", |comm, _| on_threads_at_once(comm)),
     Scenario::rank("communicators/one_group_for_several", |comm, _| one_group_for_several(&comm)),
@@ -150,6 +152,58 @@ fn split_of_split(comm: &Comm) -> Outcome {
     drop(half);
     expect(members(&quarter, rank)?, (0..ranks).filter(|r| r % 4 == rank % 4).collect())?;
     expect(members(comm, rank)?, (0..ranks).collect())?;
+    Ok(String::new())
+}
+
+/// Every grid of two and three dimensions that these ranks make, with every group.
+fn split_grid(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for sizes in [[1, ranks, 1], [ranks, 1, 1], [2, ranks / 2, 1], [ranks / 2, 1, 2]] {
+        if sizes.iter().product::<usize>() != ranks {
+            continue;
+        }
+        let groups: [&[usize]; 5] = [&[0], &[1], &[2], &[2, 0], &[]];
+        let parts = comm.split_grid(&sizes, &groups).map_err(text)?;
+        let coordinates =
+            |rank: usize| [rank / sizes[2] / sizes[1], rank / sizes[2] % sizes[1], rank % sizes[2]];
+        for (part, group) in parts.iter().zip(groups) {
+            let is_in = |other: &usize| {
+                let (own, other) = (coordinates(rank), coordinates(*other));
+                (0..3).all(|dimension| group.contains(&dimension) || own[dimension] == other[dimension])
+            };
+            expect(members(part, rank)?, (0..ranks).filter(is_in).collect())
+                .map_err(|problem| format!("{sizes:?}, {group:?}: {problem}"))?;
+        }
+        expect(members(comm, rank)?, (0..ranks).collect())?;
+    }
+    // No group, and a grid without dimensions.
+    if !comm.split_grid(&[ranks], &[]).map_err(text)?.is_empty() {
+        return Err("communicators that nobody asked for".into());
+    }
+    expect(members(comm, rank)?, (0..ranks).collect())?;
+    Ok(String::new())
+}
+
+/// One rank's wrong grid is refused before anything is sent: the others wait for its right one.
+fn split_grid_refused(comm: &Comm) -> Outcome {
+    let ranks = comm.world_size();
+    if comm.rank() == 0 {
+        let wrong: [(&[usize], &[&[usize]]); 5] = [
+            (&[ranks, 2], &[]),
+            (&[], if ranks == 1 { &[&[0]] } else { &[] }),
+            (&[usize::MAX, usize::MAX], &[]),
+            (&[ranks], &[&[0], &[1]]),
+            (&[ranks, 1], &[&[0, 0]]),
+        ];
+        for (sizes, groups) in wrong {
+            match comm.split_grid(sizes, groups) {
+                Err(phalanx::Error::Usage(_)) => {}
+                other => return Err(format!("{sizes:?}, {groups:?}: {:?}", other.err())),
+            }
+        }
+    }
+    let all = comm.split_grid(&[ranks], &[&[0]]).map_err(text)?;
+    expect(members(&all[0], comm.rank())?, (0..ranks).collect())?;
     Ok(String::new())
 }
 

@@ -1,9 +1,12 @@
 //! Parts of training among several ranks, against one rank and against values worked out by hand.
 
+mod buckets;
 mod checkpoint;
 mod compress;
 mod elastic;
 mod expert;
+mod mesh;
+mod norm;
 mod outer;
 mod sampler;
 mod sharding;

@@ -2,7 +2,7 @@
 
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::contract::{Blocks, Call, Operation, Shape};
+use crate::contract::{Blocks, Call, Operation, RankGrid, Shape};
 use crate::types::dtype::Element;
 use crate::types::error::{Result, UsageError};
 use crate::types::op::Reduction;
@@ -69,6 +69,27 @@ impl Shape {
             let limit = usize::MAX.to_string();
             UsageError::Overflow { operation, what: "the length of all blocks", value, limit }.into()
         })
+    }
+
+    pub fn check_grid(&self, grid: &RankGrid<'_>) -> Result<()> {
+        let refuse = |name: &str, value: String, expected: String| {
+            Err(UsageError::Setting { name: format!("split_grid: {name}"), value, expected }.into())
+        };
+        let product = grid.sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        if product != Some(self.world_size) {
+            let expected = format!("sizes with the number of ranks, {}, as their product", self.world_size);
+            return refuse("sizes", format!("{:?}", grid.sizes), expected);
+        }
+        for (number, group) in grid.groups.iter().enumerate() {
+            let is_there = |dimension: &usize| *dimension < grid.sizes.len();
+            let mut sorted = group.to_vec();
+            sorted.sort_unstable();
+            if !group.iter().all(is_there) || sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+                let expected = format!("dimensions below {}, each once", grid.sizes.len());
+                return refuse(&format!("groups[{number}]"), format!("{group:?}"), expected);
+            }
+        }
+        Ok(())
     }
 
     fn check_counts(&self, operation: &'static str, list: &'static str, counts: &[usize]) -> Result<()> {

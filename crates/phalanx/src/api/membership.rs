@@ -1,7 +1,7 @@
-//! Communicators made of others: [`Comm::split`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
+//! Communicators made of others: [`Comm::split`], [`Comm::split_grid`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
 
 use super::comm::Comm;
-use crate::contract::{Backend, Call, Operation, grown_name};
+use crate::contract::{Backend, Call, Operation, RankGrid, grown_name};
 use crate::types::error::{Error, Result};
 use crate::watch::launcher;
 use std::time::Instant;
@@ -22,6 +22,47 @@ impl Comm {
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
         Ok(part?.map(|backend| Comm::new(backend.into(), name)))
+    }
+
+    /// Makes communicators for a grid of ranks, in one exchange on the host.
+    ///
+    /// `sizes` are the sizes of the grid's dimensions, outermost first: with `[2, 3]`, rank 4 is at row 1 and column 1. Each of `groups`
+    /// lists dimensions, and gets one communicator: that of the ranks which differ from this one in these dimensions alone, ordered as
+    /// here. The result has the order of `groups`.
+    ///
+    /// ```
+    /// phalanx::run(6, |comm| {
+    ///     let parts = comm.split_grid(&[2, 3], &[&[0], &[1], &[0, 1]])?;
+    ///     // The column, the row, and all.
+    ///     assert_eq!(parts.iter().map(|part| part.world_size()).collect::<Vec<_>>(), [2, 3, 6]);
+    ///     assert_eq!((parts[0].rank(), parts[1].rank()), (comm.rank() / 3, comm.rank() % 3));
+    ///     phalanx::Result::Ok(())
+    /// })?;
+    /// # Ok::<(), phalanx::Error>(())
+    /// ```
+    ///
+    /// Collective, with the same grid and groups on every rank. The new communicators are independent of this one and of each other, as
+    /// those of [`split`](Comm::split). `MPI_Cart_create` with `MPI_Cart_sub`; on NCCL one `ncclCommSplit` for each group.
+    ///
+    /// # Errors
+    /// [`UsageError::Setting`] if the product of the sizes is not the number of ranks, or if a group has a dimension that there is not, or
+    /// one twice. Nothing was sent then. [`MismatchError`](crate::MismatchError) if the ranks call it with different grids (MPI and NVSHMEM do
+    /// not compare the grids).
+    pub fn split_grid(&self, sizes: &[usize], groups: &[&[usize]]) -> Result<Vec<Comm>> {
+        let grid = RankGrid { sizes, groups };
+        self.shape().check_grid(&grid)?;
+        self.requests.wait_for_collectives();
+        let record = self.recorder.begin(&grid.call());
+        let limited = self.limited();
+        // SAFETY: as in `run_call`.
+        let parts = self.recorder.end(record, unsafe { self.backend.split_grid(&grid) });
+        drop(limited);
+        let name = |number: usize, group: &[usize]| {
+            self.recorder.child_name(format_args!("{number}.{}", grid.place(group, self.rank())))
+        };
+        let names: Vec<String> = (0..).zip(groups).map(|(number, group)| name(number, group)).collect();
+        self.recorder.skip(self.backend.collectives_of_split_grid(groups.len()).saturating_sub(1));
+        Ok(parts?.into_iter().zip(names).map(|(backend, name)| Comm::new(backend.into(), name)).collect())
     }
 
     /// Makes a new communicator of the remaining ranks, in the order of their ranks here, to go on after a failure.
@@ -108,6 +149,31 @@ fn processes(backend: &dyn Backend) -> Vec<u32> {
 mod tests {
     use super::*;
     use crate::contract::BackendKind;
+
+    #[test]
+    fn ranks_with_different_grids_get_a_mismatch() {
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(4, |comm| {
+            let sizes = if comm.rank() == 3 { [4, 1] } else { [2, 2] };
+            let Err(Error::Mismatch(error)) = comm.split_grid(&sizes, &[&[0], &[1]]) else {
+                panic!("no mismatch")
+            };
+            assert!(error.to_string().contains("split_grid(grid #"), "{error}");
+        });
+        of_threads.unwrap();
+    }
+
+    #[test]
+    fn a_grid_is_recorded_and_the_numbers_of_operations_stay_those_of_the_backend() {
+        let of_threads = Comm::builder().backend(BackendKind::Host).run(2, |comm| {
+            comm.split_grid(&[2], &[&[0], &[]]).unwrap();
+            let records = comm.recorder.records();
+            assert_eq!(records.last().unwrap().operation, Operation::SplitGrid);
+            comm.barrier().unwrap();
+            // Two exchanges, and the barrier.
+            assert_eq!(comm.recorder.records().last().unwrap().sequence, 3);
+        });
+        of_threads.unwrap();
+    }
 
     #[test]
     fn what_is_refused_at_once_counts_nowhere() {

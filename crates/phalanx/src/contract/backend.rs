@@ -1,7 +1,7 @@
 //! [`Backend`]: what a backend fulfils.
 
 use super::hosts::HostTopology;
-use super::{BackendKind, Call, OperationId, StreamSyncOps, Transfer};
+use super::{BackendKind, Call, OperationId, RankGrid, StreamSyncOps, Transfer};
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
@@ -171,6 +171,25 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// # Safety
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
+
+    /// A communicator for each group of a grid. As many splits, where the backend has no better way.
+    ///
+    /// # Safety
+    /// As for `split`.
+    unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
+        let rank = self.rank();
+        let part = |group: &&[usize]| {
+            // SAFETY: the caller's contract.
+            let part = unsafe { self.split(Some(grid.place(group, rank) as u32), 0) }?;
+            Ok(part.expect("a rank with a colour"))
+        };
+        grid.groups.iter().map(part).collect()
+    }
+
+    /// The number of operation numbers that a [`split_grid`](Backend::split_grid) of so many groups uses up.
+    fn collectives_of_split_grid(&self, groups: usize) -> u64 {
+        self.collectives_of_split() * groups as u64
+    }
 
     /// The number of operation numbers that a split uses up.
     fn collectives_of_split(&self) -> u64 {

@@ -52,7 +52,7 @@ impl<'a> Call<'a> {
             AllReduce => (Who::All, Who::All, false, false, true),
             Reduce => (Who::All, root, false, false, true),
             Broadcast => (root, Who::All, false, false, false),
-            AllGather | AllGatherV | Split | Grow => (Who::All, Who::All, false, true, false),
+            AllGather | AllGatherV | Split | SplitGrid | Grow => (Who::All, Who::All, false, true, false),
             Gather | GatherV => (Who::All, root, false, true, false),
             ReduceScatter | ReduceScatterV => (Who::All, Who::All, true, false, true),
             AllToAll | AllToAllV => (Who::All, Who::All, true, true, false),

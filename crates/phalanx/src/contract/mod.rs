@@ -7,6 +7,7 @@
 mod backend;
 mod call;
 mod flow;
+mod grid;
 pub(crate) mod hosts;
 mod kind;
 mod operation;
@@ -17,6 +18,7 @@ mod transfer;
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
 pub(crate) use flow::{Flow, Who};
+pub(crate) use grid::RankGrid;
 pub use kind::BackendKind;
 pub(crate) use operation::Operation;
 pub(crate) use shape::Shape;

@@ -32,10 +32,12 @@ pub(crate) enum Operation {
     WaitSignals,
     /// A communicator for kernels. The requirements are in the place of the root.
     DeviceComm,
+    /// Communicators of a grid of ranks. A hash of the grid is in the place of the root.
+    SplitGrid,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 26] = [
+    const ALL: [(Operation, &'static str); 27] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -62,6 +64,7 @@ impl Operation {
         (Operation::Resume, "resume"),
         (Operation::WaitSignals, "wait_signals"),
         (Operation::DeviceComm, "device_comm"),
+        (Operation::SplitGrid, "split_grid"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -92,6 +95,6 @@ impl Operation {
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
         let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
-        is_errand || matches!(self, Barrier | Finalize | Split)
+        is_errand || matches!(self, Barrier | Finalize | Split | SplitGrid)
     }
 }

@@ -1,7 +1,7 @@
 //! Host channel: the communicator of host memory that other backends use for set-up and control.
 
 use super::endpoint::Endpoint;
-use crate::contract::{Backend, BackendKind, Blocks, Call, Operation};
+use crate::contract::{Backend, BackendKind, Blocks, Call, Operation, RankGrid};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
@@ -23,6 +23,12 @@ pub(crate) trait HostChannel: Backend {
     /// # Safety
     /// As for [`Backend::split`].
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>>;
+
+    /// [`Backend::split_grid`] that returns host channels.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    unsafe fn split_channel_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn HostChannel>>>;
 
     /// [`Backend::grow`]: all ranks and the joiners join in a new region. The joiners learn the backend.
     ///

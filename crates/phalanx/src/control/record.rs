@@ -97,6 +97,9 @@ impl fmt::Display for CallRecord {
         if self.operation == Operation::DeviceComm {
             return write!(f, "(requirements #{:08x})", self.root);
         }
+        if self.operation == Operation::SplitGrid {
+            return write!(f, "(grid #{:08x})", self.root);
+        }
         if self.operation.is_empty_handed() {
             return Ok(());
         }

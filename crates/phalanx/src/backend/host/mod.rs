@@ -10,6 +10,7 @@
 //! | `grid.rs` | ranks in rows and columns |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
+//! | `split.rs` | communicators of some of the ranks |
 //!
 //! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
@@ -19,6 +20,7 @@ mod collective;
 mod exchange;
 mod grid;
 mod message;
+mod split;
 mod tunables;
 
 #[cfg(all(test, target_os = "linux"))]
@@ -27,8 +29,8 @@ mod relay_tests;
 mod tests;
 
 use crate::contract::hosts::HostTopology;
-use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, Transfer};
-use crate::control::endpoint::{Endpoint, NewChannel};
+use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, Transfer};
+use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
@@ -171,6 +173,12 @@ impl Backend for HostComm {
         Ok(part.map(|part| part as Box<dyn Backend>))
     }
 
+    unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
+        // SAFETY: the caller's contract.
+        let parts = unsafe { self.split_in_grid(grid) }?;
+        Ok(parts.into_iter().map(|part| part as Box<dyn Backend>).collect())
+    }
+
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (shrunk, round) = self.endpoint.shrink()?;
         Ok((Box::new(HostComm::new(shrunk)), round))
@@ -188,6 +196,10 @@ impl Backend for HostComm {
 
     fn collectives_of_split(&self) -> u64 {
         3
+    }
+
+    fn collectives_of_split_grid(&self, _groups: usize) -> u64 {
+        2
     }
 
     fn collectives_of_grow(&self) -> u64 {
@@ -260,55 +272,13 @@ impl HostChannel for HostComm {
     }
 
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
-        let ranks = self.endpoint.ranks;
-        let timeout = self.timeout();
-        // Who goes where.
-        let own = [u64::from(color.is_some()), color.unwrap_or(0).into(), key as u64];
-        let mut all = vec![[0u64; 3]; ranks];
         // SAFETY: the caller's contract.
-        unsafe { self.all_gather_words(&own, all.as_flattened_mut()) }?;
-        let mut members: Vec<usize> = (0..ranks).filter(|rank| all[*rank][..2] == own[..2]).collect();
-        members.sort_by_key(|rank| (all[*rank][2] as i64, *rank));
-        let leader = members[0];
-        // The first of each group makes its channel, and tells.
-        let channel = if color.is_some() && leader == self.endpoint.rank {
-            Some(NewChannel::create(&self.endpoint.world, members.len()))
-        } else {
-            None
-        };
-        let id = channel.as_ref().and_then(|made| made.as_ref().ok()).map_or(0, NewChannel::id);
-        let mut ids = vec![[0u64; 1]; ranks];
-        // SAFETY: as above.
-        unsafe { self.all_gather_words(&[id], ids.as_flattened_mut()) }?;
-        let joined = match channel {
-            _ if color.is_none() => None,
-            Some(made) => Some(made),
-            None if ids[leader] == [0] => Some(Err(Error::from(UnsupportedError {
-                what: "split".into(),
-                why: format!("rank {leader} could not make the new communicator's memory"),
-                remedy: "see that rank's error".into(),
-            }))),
-            None => Some(NewChannel::open(&self.endpoint.world, ids[leader][0])),
-        };
-        // Nobody leaves before all have opened the channel, or failed to.
-        let opened = !matches!(joined, Some(Err(_)));
-        let mut all_opened = vec![[0u64; 1]; ranks];
-        // SAFETY: as above.
-        unsafe { self.all_gather_words(&[u64::from(opened)], all_opened.as_flattened_mut()) }?;
-        let Some(channel) = joined.transpose()? else {
-            return Ok(None);
-        };
-        if let Some(rank) = members.iter().find(|rank| all_opened[**rank] == [0]) {
-            return Err(Error::from(UnsupportedError {
-                what: "split".into(),
-                why: format!("rank {rank} could not open the new communicator's memory"),
-                remedy: "see that rank's error".into(),
-            }));
-        }
-        let rank = members.iter().position(|rank| *rank == self.endpoint.rank).expect("one of them");
-        let world_ranks = members.iter().map(|rank| self.endpoint.members()[*rank]).collect();
-        let world = self.endpoint.world.clone();
-        Ok(Some(Box::new(HostComm::new(Endpoint::attach(world, channel, rank, world_ranks, timeout)))))
+        unsafe { self.split_by_color(color, key) }
+    }
+
+    unsafe fn split_channel_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn HostChannel>>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.split_in_grid(grid) }
     }
 
     unsafe fn grow_channel(

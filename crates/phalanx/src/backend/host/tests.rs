@@ -4,6 +4,7 @@ use super::tunables::KERNEL_COPY;
 use super::*;
 use crate::contract::Blocks;
 use crate::contract::Direction;
+use crate::control::endpoint::NewChannel;
 use crate::control::failure;
 use crate::control::layout::EMPTY;
 use crate::control::world::World;

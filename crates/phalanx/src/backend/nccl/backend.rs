@@ -6,8 +6,9 @@ use super::{NcclComm, group, operation};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Operation, OperationId, StreamSyncOps, Transfer,
+    Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, StreamSyncOps, Transfer,
 };
+use crate::control::host_channel::HostChannel;
 use crate::types::error::{Error, Result};
 use crate::types::memory::{Allocation, Space};
 use phalanx_sys::nccl::Flavour;
@@ -155,21 +156,30 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         let channel =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel(color, key) })?;
-        if parent.library.ncclCommSplit.is_none() {
-            // Before 2.18 there is no ncclCommSplit: an independent communicator.
-            let (flavour, settings) = (parent.library.flavour(), self.settings.clone());
-            let join = |channel| NcclComm::join(channel, flavour, Some(self.gpu()), settings);
-            return Ok(channel.map(join).transpose()?.map(|part| Box::new(part) as _));
+        match channel {
+            Some(channel) => Ok(Some(Box::new(self.part(channel)?))),
+            // Before 2.18 the parts are independent.
+            None if parent.library.ncclCommSplit.is_none() => Ok(None),
+            None => parent.take_no_part(&announced, self.settings.config.raw(parent.library)?).map(|()| None),
         }
-        let Some(channel) = channel else {
-            return parent.take_no_part(&announced, self.settings.config.raw(parent.library)?).map(|()| None);
-        };
-        // The first member's rank is unique to its part: it serves as the colour.
-        let (color, key) = (Some(channel.first_member() as i32), channel.rank() as i32);
-        let origin = CommOrigin::Split { parent: parent.clone(), color, key };
-        let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
-        let part = NcclComm::assemble(channel, library, device, stream, self.settings.clone(), &origin)?;
-        Ok(Some(Box::new(part)))
+    }
+
+    /// The library makes one after another: it would make the parts of a group of calls in threads side by side, all of which use the
+    /// parent's connections for what their ranks tell each other.
+    unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
+        let (parent, call) = (&self.communicator, grid.call());
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(&call) }?;
+        parent.check_awake(call.operation)?;
+        let (announced, _) = parent.next_collective(&call);
+        // SAFETY: the caller's contract.
+        let channels =
+            self.on_host_channel(&announced, |channel| unsafe { channel.split_channel_grid(grid) })?;
+        channels.into_iter().map(|channel| Ok(Box::new(self.part(channel)?) as Box<dyn Backend>)).collect()
+    }
+
+    fn collectives_of_split_grid(&self, _groups: usize) -> u64 {
+        1
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
@@ -231,5 +241,26 @@ impl Backend for NcclComm {
         }
         self.communicator.depart(departure);
         self.host_channel.depart(departure);
+    }
+}
+
+impl NcclComm {
+    /// The communicator of a part's channel, split off this one.
+    fn part(&self, channel: Box<dyn HostChannel>) -> Result<NcclComm> {
+        let parent = &self.communicator;
+        if parent.library.ncclCommSplit.is_none() {
+            // Before 2.18 there is no ncclCommSplit: an independent communicator.
+            return NcclComm::join(
+                channel,
+                parent.library.flavour(),
+                Some(self.gpu()),
+                self.settings.clone(),
+            );
+        }
+        // The first member's rank is unique to its part: it serves as the colour.
+        let (color, key) = (Some(channel.first_member() as i32), channel.rank() as i32);
+        let origin = CommOrigin::Split { parent: parent.clone(), color, key };
+        let (library, device, stream) = (parent.library, parent.device, self.stream.clone());
+        NcclComm::assemble(channel, library, device, stream, self.settings.clone(), &origin)
     }
 }

@@ -98,7 +98,7 @@ impl Communicator {
                 AllToAllV => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
-                | WaitSignals | DeviceComm | Send | Recv => {
+                | WaitSignals | DeviceComm | SplitGrid | Send | Recv => {
                     unreachable!("nothing to enqueue")
                 }
             }
