@@ -251,3 +251,29 @@ fn what_does_not_work_is_named() {
     assert!(said.stdout.contains("Too many open files"), "{}", said.stdout);
     assert!(said.stdout.contains("1 FAILED."), "{}", said.stdout);
 }
+
+/// As under a launcher that ignores SIGCHLD, or has blocked every signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn inherited_signals_do_not_change_what_is_found() {
+    for option in ["--ignore-signal=CHLD", "--block-signal"] {
+        let inner = phalanx("doctor");
+        let mut command = std::process::Command::new("env");
+        command
+            .arg(option)
+            .arg(inner.get_program())
+            .args(inner.get_args())
+            .stdin(std::process::Stdio::null());
+        inner.get_envs().for_each(|(name, value)| {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        });
+        let said = say(command);
+        assert_eq!(said.code, Some(0), "{option}: {}{}", said.stdout, said.stderr);
+        for trial in ["OK       all_reduce, 2 threads", "OK       all_reduce, 2 processes"] {
+            assert!(said.stdout.contains(trial), "{option}: {}", said.stdout);
+        }
+    }
+}

@@ -526,10 +526,14 @@ fn a_stream_that_a_descendant_holds_open_is_given_up() {
 #[test]
 fn output_that_cannot_be_written_is_told() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = launch("-n 1", "echo hi").stdout(full()).output().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let options = format!("-n 1 --log-dir {}", folder.path().display());
+    let output = launch(&options, "echo hi").stdout(full()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("could not be passed on: No space left"), "{stderr}");
+    let log = std::fs::read_dir(folder.path()).unwrap().next().expect("a log").unwrap().path();
+    assert_eq!(std::fs::read_to_string(log).unwrap(), "hi\n");
     // No message can be written.
     assert_eq!(launch("-n 2", "exit 3").stderr(full()).status().unwrap().code(), Some(3));
 }

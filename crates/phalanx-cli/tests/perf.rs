@@ -93,9 +93,11 @@ fn percentiles_and_the_spread_are_shown_when_they_are_asked_for() {
 
 #[test]
 fn a_table_fits_100_columns() {
-    for arguments in
-        ["all_reduce -t 2 -b 4 -e 64", "all_gather -t 2 -b 64M -e 64M -d f8e4m3 -n 1 -w 1", "barrier -t 2"]
-    {
+    for arguments in [
+        "all_reduce -t 2 -b 4 -e 64",
+        "all_gather -t 2 -b 64M -e 64M -d f8e4m3 -n 1 -w 1 -c 0",
+        "barrier -t 2",
+    ] {
         let said = say(phalanx(&format!("perf {arguments} -T 60")));
         assert_eq!(said.code, Some(0), "{}", said.stderr);
         for line in said.stdout.lines().filter(|line| !line.starts_with("# CPU")) {

@@ -6,6 +6,7 @@
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
+//! - [`no_threads`], [`full_disk`]: what a process is refused.
 //! - [`sockets`]: which ports a process has opened.
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
@@ -21,10 +22,12 @@ pub mod faults;
 pub mod fields;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod float_mode;
+pub mod full_disk;
 pub mod gpus;
 pub mod hosts;
 pub mod minifloat;
 pub mod mpi;
+pub mod no_threads;
 pub mod number;
 pub mod processes;
 pub mod program;

@@ -1,42 +1,56 @@
-//! Runs the trials of a suite: a sample of them, or all with `PHALANX_TEST_FULL=1`.
+//! Runs the trials of a suite. Those that take long are sampled.
 //!
-//! For example, a suite that asks for one trial in four of `threads/all_reduce/f32`, `…/f64`, `…/f16` and so
-//! on gets every fourth data type. Trials are counted within a family: the name without its last part, here
-//! `threads/all_reduce`. Families start at different trials, so that together they cover what they vary.
+//! A suite names its long trials in shares: `("threads/reduce/", 7)` says that of the trials with this in their
+//! names, CI runs one in seven. Which trials run:
 //!
-//! A sample is the same in every run. `PHALANX_TEST_SAMPLE=1` runs the next one: a suite that asks for one
-//! trial in four has four samples, which together are all its trials. A trial that is left out is reported as
-//! ignored. A filter on the command line turns sampling off.
+//! - By default, what a contributor waits for: a long trial runs only if its name has a word that no other running
+//!   trial has, numbers aside. For example, `threads/reduce/f32` and `processes/reduce/4` do without
+//!   `processes/reduce/1`. So every operation, backend and fault is there that several trials have. A word of one
+//!   trial alone counts if CI's sample 0 has the trial.
+//! - With `PHALANX_TEST_SAMPLE=1`, CI's sample of that number. Trials are counted within a family: the name without
+//!   its last part. Families start at different trials, so that together they cover what they vary. A share of one
+//!   trial in four has four samples, which together are all its trials; a share of one in one runs.
+//! - With `PHALANX_TEST_FULL=1`, or a filter on the command line: all.
+//!
+//! A sample is the same in every run. A trial that is left out is reported as ignored.
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 
 /// `1` runs every trial of every suite.
 const FULL: &str = "PHALANX_TEST_FULL";
-/// The number of the sample, 0 unless set.
+/// The number of CI's sample.
 const SAMPLE: &str = "PHALANX_TEST_SAMPLE";
 /// What a trial outside of the sample is reported with.
 const SAMPLED_OUT: &str = "sampled out: PHALANX_TEST_FULL=1 runs it";
 
-/// Whether all trials run, at full length.
-pub fn is_full() -> bool {
-    std::env::var(FULL).is_ok_and(|value| !value.is_empty() && value != "0")
-}
-
-/// Which sample runs.
-pub fn sample() -> usize {
-    std::env::var(SAMPLE).ok().and_then(|number| number.parse().ok()).unwrap_or(0)
-}
-
-/// Part of a name, and of how many trials with it one is in a sample.
+/// Part of the names of trials that take long, and of how many of them CI runs one.
 pub type Share = (&'static str, usize);
 
 /// Runs trials. The first of the shares that fits a trial's name counts for it; a trial without one always
 /// runs.
 pub fn run(args: &Arguments, trials: Vec<Trial>, shares: &[Share]) -> ExitCode {
-    let trials = if is_full() || args.filter.is_some() { trials } else { sampled(trials, sample(), shares) };
+    let trials = if is_full() || args.filter.is_some() {
+        trials
+    } else if let Some(number) = sample() {
+        let out = out_of_sample(&trials, number, shares);
+        without(trials, out)
+    } else {
+        let out = out_by_default(&trials, shares);
+        without(trials, out)
+    };
     libtest_mimic::run(args, trials).exit_code()
+}
+
+fn is_full() -> bool {
+    std::env::var(FULL).is_ok_and(|value| !value.is_empty() && value != "0")
+}
+
+/// The number of CI's sample, if that is to run.
+fn sample() -> Option<usize> {
+    let number = std::env::var(SAMPLE).ok().filter(|number| !number.is_empty())?;
+    Some(number.parse().unwrap_or_else(|_| panic!("{SAMPLE}={number:?} is not a number")))
 }
 
 /// Whether this is a CI machine, on which everything that the tests need is installed.
@@ -80,29 +94,71 @@ fn kind(reason: &str) -> String {
     }
 }
 
-fn sampled(trials: Vec<Trial>, sample: usize, shares: &[Share]) -> Vec<Trial> {
+/// Which trials are left out of a sample of CI.
+fn out_of_sample(trials: &[Trial], sample: usize, shares: &[Share]) -> Vec<bool> {
     let mut counts = HashMap::new();
     let is_out = |trial: &Trial| {
         // What cannot run keeps its reason, and takes no place in a sample.
         if trial.has_ignored_flag() {
             return false;
         }
-        let Some((part, one_in)) = shares.iter().find(|(part, _)| trial.name().contains(part)) else {
+        let Some((part, one_in)) = share(trial, shares) else {
             return false;
         };
         let family = trial.name().rsplit_once('/').map_or("", |(family, _)| family);
-        let place = counts.entry((*part, family.to_owned())).or_insert_with(|| start(family));
+        let place = counts.entry((*part, family.to_owned())).or_insert_with(|| hash(family));
         *place += 1;
         !(*place + sample).is_multiple_of(*one_in)
     };
-    let out: Vec<bool> = trials.iter().map(is_out).collect();
+    trials.iter().map(is_out).collect()
+}
+
+/// Which trials are left out by default.
+fn out_by_default(trials: &[Trial], shares: &[Share]) -> Vec<bool> {
+    let able = trials.iter().enumerate().filter(|(_, trial)| !trial.has_ignored_flag());
+    let (mut long, short): (Vec<_>, Vec<_>) = able.partition(|(_, trial)| share(trial, shares).is_some());
+    let mut covered: HashSet<&str> = short.iter().flat_map(|(_, trial)| words(trial)).collect();
+    let mut trials_with = HashMap::new();
+    for word in long.iter().flat_map(|(_, trial)| words(trial)) {
+        *trials_with.entry(word).or_insert(0) += 1;
+    }
+    let out_of_first = out_of_sample(trials, 0, shares);
+    let rarest_missing = |place: usize, covered: &HashSet<&str>| {
+        let missing = words(&trials[place]).filter(|word| !covered.contains(word));
+        missing.map(|word| trials_with[word]).filter(|with| *with > 1 || !out_of_first[place]).min()
+    };
+    // The rarest words first: the trials that have them cover common ones, too. The hash mixes the families.
+    long.sort_by_key(|(place, trial)| {
+        (rarest_missing(*place, &covered).unwrap_or(usize::MAX), hash(trial.name()))
+    });
+    let mut out = vec![false; trials.len()];
+    for (place, trial) in long {
+        out[place] = rarest_missing(place, &covered).is_none();
+        if !out[place] {
+            covered.extend(words(trial));
+        }
+    }
+    out
+}
+
+fn share<'a>(trial: &Trial, shares: &'a [Share]) -> Option<&'a Share> {
+    shares.iter().find(|(part, _)| trial.name().contains(part))
+}
+
+/// The parts of a name, which say what the trial tests, and on what. Sizes and numbers of ranks are left out.
+fn words(trial: &Trial) -> impl Iterator<Item = &str> {
+    trial.name().split(['/', ':']).filter(|word| word.parse::<usize>().is_err())
+}
+
+/// The trials, of which some are left out.
+fn without(trials: Vec<Trial>, out: Vec<bool>) -> Vec<Trial> {
     let mark = |(trial, out): (Trial, bool)| trial.only_if(!out, SAMPLED_OUT);
     trials.into_iter().zip(out).map(mark).collect()
 }
 
-/// Where a family's count begins: some number that follows from its name.
-fn start(family: &str) -> usize {
-    family.bytes().fold(0, |sum, byte| (sum * 31 + usize::from(byte)) % 9973)
+/// Some number that follows from a name.
+fn hash(name: &str) -> usize {
+    name.bytes().fold(0, |sum, byte| (sum * 31 + usize::from(byte)) % 9973)
 }
 
 #[cfg(test)]
@@ -114,31 +170,63 @@ mod tests {
         names.map(|name| Trial::test(name, || Ok(()))).collect()
     }
 
-    fn is_out(trial: &Trial) -> bool {
-        trial.has_ignored_flag() && trial.kind() == SAMPLED_OUT
+    /// Names of trials that run, of those with these names.
+    fn running<'a>(names: &[&'a str], shares: &[Share]) -> Vec<&'a str> {
+        let trials: Vec<_> = names.iter().map(|name| Trial::test(*name, || Ok(()))).collect();
+        let out = out_by_default(&trials, shares);
+        names.iter().zip(out).filter(|(_, out)| !out).map(|(name, _)| *name).collect()
     }
 
     #[test]
     fn samples_together_are_all_trials_and_each_trial_is_in_one() {
-        let samples: Vec<_> = (0..3).map(|sample| sampled(trials(), sample, &[("", 3)])).collect();
+        let samples = [0, 1, 2].map(|sample| out_of_sample(&trials(), sample, &[("", 3)]));
         for trial in 0..trials().len() {
-            assert_eq!(samples.iter().filter(|sample| !is_out(&sample[trial])).count(), 1, "{trial}");
+            assert_eq!(samples.iter().filter(|out| !out[trial]).count(), 1, "{trial}");
         }
-        assert!(samples.iter().all(|sample| sample.len() == trials().len()));
     }
 
     #[test]
     fn a_sample_has_a_trial_of_every_family() {
-        let sample = sampled(trials(), 0, &[("", 7)]);
-        for family in ["family_0/", "family_1/"] {
-            let of_it = sample.iter().filter(|trial| trial.name().starts_with(family));
-            assert_eq!(of_it.filter(|trial| !is_out(trial)).count(), 1);
+        let out = out_of_sample(&trials(), 0, &[("", 7)]);
+        for family in out.chunks(7) {
+            assert_eq!(family.iter().filter(|out| !**out).count(), 1);
         }
     }
 
     #[test]
+    fn by_default_each_word_of_several_trials_is_tested() {
+        let (backends, faults) = (["mpi", "nccl", "threads"], ["kill", "stop", "leave"]);
+        let names: Vec<_> =
+            backends.iter().flat_map(|on| faults.map(|fault| format!("{on}/{fault}"))).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let running = running(&names, &[("", 100)]);
+        for word in backends.into_iter().chain(faults) {
+            assert!(
+                running.iter().any(|name| name.split('/').any(|other| other == word)),
+                "{word}: {running:?}"
+            );
+        }
+        assert!(running.len() < names.len(), "{running:?}");
+    }
+
+    #[test]
+    fn by_default_a_long_trial_is_left_out_if_others_have_its_words() {
+        let names = ["short/a", "short/b", "long/a", "long/b", "long/only"];
+        assert_eq!(running(&names, &[("long/", 1)]), ["short/a", "short/b", "long/only"]);
+    }
+
+    #[test]
+    fn by_default_trials_with_words_of_their_own_are_as_many_as_in_a_sample() {
+        let names = ["long/a", "long/b", "long/c", "long/d", "long/e", "long/f"];
+        assert_eq!(running(&names, &[("long/", 3)]).len(), 2);
+    }
+
+    #[test]
     fn what_cannot_run_keeps_its_reason() {
-        let sample = sampled(vec![ignored("family/trial", "no GPU")], 0, &[("", 1000)]);
-        assert_eq!(sample[0].kind(), "no GPU");
+        let shares = [("", 1000)];
+        let trials = || vec![ignored("family/trial", "no GPU")];
+        for out in [out_of_sample(&trials(), 0, &shares), out_by_default(&trials(), &shares)] {
+            assert_eq!(without(trials(), out)[0].kind(), "no GPU");
+        }
     }
 }

@@ -11,6 +11,8 @@ pub mod mesh;
 pub mod norm;
 pub mod optimizer;
 pub mod outer;
+pub mod pipeline;
+pub mod replicas;
 pub mod sampler;
 pub mod sharding;
 

@@ -43,6 +43,7 @@ fn start(role: &str) -> Result<Child> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
+        .map_err(crate::launch::refused)
         .context("cannot start a process")
 }
 

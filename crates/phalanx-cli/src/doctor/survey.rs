@@ -55,9 +55,14 @@ impl Survey {
         let (reader, mut child) = start()?;
         let deadline = Instant::now() + timeout;
         let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
+        let read = move || {
             BufReader::new(reader).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().name("survey".to_owned()).spawn(read) {
+            child.kill().ok();
+            wait(&mut child, Instant::now() + GRACE).ok();
+            return Err(launch::refused(error).context("cannot start a thread"));
+        }
         let mut last_line = String::new();
         loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -109,6 +114,7 @@ fn start() -> Result<(io::PipeReader, Child)> {
         .stdout(writer.try_clone().context("cannot make a pipe")?)
         .stderr(writer)
         .spawn()
+        .map_err(launch::refused)
         .context("cannot start a process")?;
     Ok((reader, child))
 }

@@ -18,6 +18,11 @@ pub fn run(_: &options::LaunchArgs) -> Result<ExitCode> {
     refuse()
 }
 
+/// The error for a thread or process that the system refuses.
+pub fn refused(error: std::io::Error) -> anyhow::Error {
+    error.into()
+}
+
 /// How a process ended.
 pub fn describe_status(status: ExitStatus) -> String {
     status.to_string()

@@ -56,6 +56,11 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     }
 }
 
+/// The error for a thread or process that the system refuses: it names the limit.
+pub fn refused(error: std::io::Error) -> anyhow::Error {
+    anyhow::anyhow!("{error}{}", start_error::remedy(&error))
+}
+
 fn job(args: &LaunchArgs) -> Result<Job> {
     let output = match (args.no_prefix, &args.log_dir) {
         (false, _) => Output::Prefixed,

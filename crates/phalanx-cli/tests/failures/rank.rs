@@ -2,6 +2,7 @@
 
 use super::common::phalanx;
 use phalanx::{Comm, ReduceOp};
+use phalanx_train::elastic::{Model, Recovery, Trainer};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -18,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(40);
 /// For a newcomer to start.
 const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, or `rebuild or shrink`. Each of
+/// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, `rebuild or shrink`, or `train` (a trainer's `rebuild or shrink`). Each of
 /// `faults` is one fault of a rank at a step, as `kill@10:2`; it happens once. The folder is for the program's own use.
 pub fn launch(options: &str, recovery: &str, faults: &str, folder: &Path) -> Command {
     let mut command = phalanx(&format!("launch {options} --"));
@@ -36,6 +37,10 @@ pub fn serve() -> Option<ExitCode> {
 
 fn compute(recovery: &str) -> phalanx::Result<()> {
     let mut comm = Comm::builder().timeout(TIMEOUT).init()?;
+    if recovery == "train" {
+        train(comm).expect("it survives");
+        return Ok(());
+    }
     let mut step = 0;
     loop {
         match run(&comm, &mut step) {
@@ -50,6 +55,43 @@ fn compute(recovery: &str) -> phalanx::Result<()> {
             Err(error) => return Err(error),
         }
     }
+    println!("done among {}", comm.world_size());
+    Ok(())
+}
+
+/// Sums over all samples, of which each rank has a part.
+struct Sum(u64);
+
+/// Samples of a step, over all ranks.
+const SAMPLES: u64 = 30;
+
+impl Model for Sum {
+    fn step(&mut self, comm: &Comm, step: u64) -> phalanx_train::Result<()> {
+        fault(comm, step);
+        let own = (0..SAMPLES).skip(comm.rank()).step_by(comm.world_size());
+        let mut sum = [own.map(|sample| sample * step).sum::<u64>()];
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+        self.0 += sum[0];
+        Ok(())
+    }
+
+    fn save(&self, state: &mut Vec<u8>) -> phalanx_train::Result<()> {
+        state.extend(self.0.to_le_bytes());
+        Ok(())
+    }
+
+    fn load(&mut self, state: &[u8]) -> phalanx_train::Result<()> {
+        self.0 = u64::from_le_bytes(state.try_into().expect("eight bytes"));
+        Ok(())
+    }
+}
+
+fn train(comm: Comm) -> phalanx_train::Result<()> {
+    let mut model = Sum(0);
+    let trainer = Trainer::new(Recovery::RebuildOrShrink(NEWCOMER_TIMEOUT)).snapshot_every(4)?;
+    let comm = trainer.run(comm, &mut model, STEPS)?.comm;
+    let undisturbed = SAMPLES * (SAMPLES - 1) / 2 * STEPS * (STEPS - 1) / 2;
+    assert_eq!(model.0, undisturbed, "the result of an undisturbed run");
     println!("done among {}", comm.world_size());
     Ok(())
 }

@@ -19,6 +19,8 @@ pub fn trials() -> Vec<Trial> {
             // Root may have any number.
             .with_ignored_flag(!is_root),
         Trial::test("refusals::perf_names_the_limit_too", perf_names_the_limit).with_ignored_flag(!is_root),
+        Trial::test("refusals::doctor_names_the_limit_too", doctor_names_the_limit)
+            .with_ignored_flag(!is_root),
         Trial::test("refusals::a_full_cgroup_is_named", a_full_cgroup).with_ignored_flag(!cgroup),
         Trial::test("refusals::log_files_do_not_follow_links", log_files_do_not_follow_links),
         Trial::test("refusals::log_files_may_be_in_a_folder_that_is_the_users_link", own_link),
@@ -65,6 +67,15 @@ fn perf_names_the_limit() -> Result<(), Failed> {
         let said = say(limited(&phalanx("perf all_reduce -p 4 -e 8 -n 1"), most));
         require(!said.stderr.contains("panicked"), &said)?;
         require(said.code == Some(1) && said.stderr.contains("`ulimit -u`"), &said)?;
+    }
+    Ok(())
+}
+
+fn doctor_names_the_limit() -> Result<(), Failed> {
+    for most in 1..=8 {
+        let said = say(limited(&phalanx("doctor"), most));
+        require(!said.stderr.contains("panicked") && !said.stdout.contains("panicked"), &said)?;
+        require(said.code == Some(1) && said.stdout.contains("`ulimit -u`"), &said)?;
     }
     Ok(())
 }

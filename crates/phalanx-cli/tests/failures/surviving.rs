@@ -36,6 +36,8 @@ pub fn trials() -> Vec<Trial> {
         Trial::test("surviving::with_too_few_ranks_left_the_others_are_ended", too_few_are_left),
         Trial::test("surviving::when_no_restart_is_left_the_others_are_ended", none_is_left),
         Trial::test("surviving::the_others_go_on_when_no_restart_is_left", go_on_without_restarts),
+        Trial::test("surviving::a_training_ends_as_if_nobody_had_been_killed", is_trained_anew),
+        Trial::test("surviving::a_training_ends_as_undisturbed_with_fewer_ranks", is_trained_by_fewer),
         Trial::test("surviving::all_begin_anew_if_nobody_can_take_a_rank_in", all_begin_anew),
     ];
     shrinking.chain(restarted).chain(others).collect()
@@ -127,6 +129,21 @@ fn go_on_without_restarts() -> Result<(), Failed> {
     let options = "-n 3 --restarts 1 --keep-going";
     let said = say(launch(options, "rebuild or shrink", "kill@10:1,kill@20:2", folder.path()));
     check(&said, 0, ("done among 2\n", 2), &["starting it anew", "rank 2 failed: "])
+}
+
+/// The ranks look at their result themselves.
+fn is_trained_anew() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let faults = "kill@10:0,kill late@30:2,panic@59:1";
+    let said = say(launch("-n 3 --restarts 3", "train", faults, folder.path()));
+    check(&said, 0, ("done among 3\n", 3), &["(restart 3 of at most 3)"])
+}
+
+fn is_trained_by_fewer() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let faults = "kill@10:1,kill@31:2";
+    let said = say(launch("-n 3 --restarts 1 --keep-going", "train", faults, folder.path()));
+    check(&said, 0, ("done among 2\n", 2), &["(restart 1 of at most 1)", "rank 2 failed: "])
 }
 
 fn all_begin_anew() -> Result<(), Failed> {

@@ -21,7 +21,13 @@ mod rank;
 mod torchrun;
 
 use libtest_mimic::Arguments;
+#[cfg(target_os = "linux")]
+use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
+
+/// How much of the suite a sample is: Python loads PyTorch several times for each of these.
+#[cfg(target_os = "linux")]
+const SHARES: &[Share] = &[("torchrun/real/", 3)];
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
@@ -33,7 +39,7 @@ fn main() -> ExitCode {
     args.test_threads.get_or_insert(1);
     let trials =
         [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];
-    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+    suite::run(&args, trials.into_iter().flatten().collect(), SHARES)
 }
 
 #[cfg(not(target_os = "linux"))]

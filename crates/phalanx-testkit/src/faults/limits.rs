@@ -22,7 +22,7 @@ mod linux {
     use crate::faults::common::{self, DEADLINE, all_within, has, one_verdict, says};
     use crate::processes::Launch;
     use crate::scenario::Outcome;
-    use crate::{Fields, verdict};
+    use crate::{Fields, no_threads, verdict};
     use phalanx::{Comm, Error, ReduceOp};
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::time::{Duration, Instant};
@@ -52,6 +52,7 @@ mod linux {
         Scenario::rank("limits/file_size_of_alloc", |comm, _| file_size_of_alloc(&comm)),
         Scenario::rank("limits/small_alloc", |comm, _| small_alloc(&comm)),
         Scenario::rank("limits/memory_of_requests", |comm, _| memory_of_requests(&comm)),
+        Scenario::process("limits/no_threads", |_| no_threads_at_all()),
         Scenario::rank("limits/memory_of_messages", |comm, _| memory_of_messages(comm)),
         Scenario::rank("limits/huge_alloc", |comm, _| huge_alloc(&comm)),
         Scenario::process("limits/huge_alloc_of_threads", |_| {
@@ -103,8 +104,12 @@ mod linux {
             says(&verdict, "text", "has come before its receive: post the receive first")?;
             all_within(&reports, Duration::from_secs(5))
         });
+        add("no_threads", || ok(Launch::new("limits/no_threads", 3)));
         add("huge_alloc", || ok(Launch::new("limits/huge_alloc", 2)));
         add("huge_alloc_of_threads", || ok(Launch::alone("limits/huge_alloc_of_threads")));
+        for case in cases.iter_mut().filter(|case| case.name.ends_with("/no_threads")) {
+            case.ignored = no_threads::cannot_refuse().map(Into::into);
+        }
         cases
     }
 
@@ -270,6 +275,25 @@ mod linux {
         has(&fields, "kind", "system")?;
         has(&fields, "fatal", false)?;
         works(comm).map_err(|error| error.to_string())?;
+        Ok(String::new())
+    }
+
+    /// Where no further thread can be started, all works but what needs one, and that says which limit it was.
+    fn no_threads_at_all() -> Outcome {
+        no_threads::refuse()?;
+        let text = |error: Error| error.to_string();
+        let comm = phalanx::init().map_err(text)?;
+        works(&comm).map_err(text)?;
+        let started = comm.start_all_reduce(vec![1u8; 3], ReduceOp::Sum).map(drop);
+        let fields = verdict::expected(started, "start_all_reduce without a thread")?;
+        has(&fields, "kind", "system")?;
+        has(&fields, "fatal", false)?;
+        says(&fields, "text", "ulimit -u")?;
+        let part = comm.split(Some(0), 0).map_err(text)?.ok_or("no part")?;
+        let rest = comm.shrink().map_err(text)?;
+        for comm in [&comm, &part, &rest] {
+            works(comm).map_err(text)?;
+        }
         Ok(String::new())
     }
 

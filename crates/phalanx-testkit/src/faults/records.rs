@@ -4,14 +4,18 @@
 use super::Case;
 use super::common::{DEADLINE, has, one_verdict, report};
 use crate::fault::Fault;
-use crate::processes::{Launch, phase};
+use crate::full_disk;
+use crate::processes::{Launch, describe, phase};
 use crate::scenario::{Outcome, Scenario};
 use phalanx::{Comm, ReduceOp};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::rank("records/work", work), Scenario::rank("records/hang", |comm, _| hang(&comm))];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("records/work", work),
+    Scenario::rank("records/hang", |comm, _| hang(&comm)),
+    Scenario::process("records/full_disk", without_room),
+];
 
 pub fn cases() -> Vec<Case> {
     if !cfg!(target_os = "linux") {
@@ -20,6 +24,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         Case::new("processes/records/on_failure", on_failure),
         Case::new("processes/records/on_a_signal", on_a_signal),
+        Case::new("processes/records/on_a_full_disk", on_a_full_disk).ignored(full_disk::cannot_mount()),
     ]
 }
 
@@ -100,6 +105,36 @@ fn on_failure() -> Result<(), String> {
         )?;
     }
     Ok(())
+}
+
+/// Where the records go, on a disk without room.
+fn full_folder() -> String {
+    format!("{}/records", full_disk::FOLDER)
+}
+
+/// The same, where there is no room for the records.
+fn without_room(args: &[String]) -> Outcome {
+    full_disk::mount_here()?;
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let report = work(phalanx::init().map_err(|error| error.to_string())?, args)?;
+    let left = std::fs::read_dir(full_folder()).map_err(|error| error.to_string())?;
+    match left.filter_map(Result::ok).next() {
+        None => Ok(report),
+        Some(file) => Err(format!("a part of a record is left: {:?}", file.path())),
+    }
+}
+
+/// The failure is the same, and the reason why there is no record is said.
+fn on_a_full_disk() -> Result<(), String> {
+    let launch = Launch::new("records/full_disk", 3).env("PHALANX_TRACE_DIR", &full_folder());
+    let ended = launch.deadline(DEADLINE).run()?;
+    if let Some(silent) = ended.iter().find(|rank| !rank.output.contains("no flight record: ")) {
+        return Err(format!("rank {} does not say it:{}", silent.rank, describe(&ended)));
+    }
+    let reports: Vec<String> = ended.iter().filter_map(|rank| rank.outcome.clone().ok()).collect();
+    let verdict = one_verdict(&reports, 2).map_err(|problem| format!("{problem}{}", describe(&ended)))?;
+    has(&verdict, "rank", 1)?;
+    has(&verdict, "event", "Panicked")
 }
 
 /// Rank 0 does not come for a while.

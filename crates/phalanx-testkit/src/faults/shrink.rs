@@ -16,6 +16,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("shrink/healthy", |comm, _| healthy(&comm)),
     Scenario::rank("shrink/one_by_one", |comm, _| one_by_one(comm)),
     Scenario::rank("shrink/one_does_not_come", |comm, _| one_does_not_come(&comm)),
+    Scenario::rank("shrink/one_is_stopped", |comm, _| one_is_stopped(&comm)),
     Scenario::rank("shrink/lost_meanwhile", lost_meanwhile),
     Scenario::process("shrink/soak", |args| {
         let before = Holdings::now()?;
@@ -50,6 +51,7 @@ pub fn cases() -> Vec<Case> {
         }
     }
     if cfg!(target_os = "linux") {
+        cases.push(Case::new("processes/shrink/one_is_stopped", stop_one));
         cases.push(Case::seeded("processes/shrink/lost_meanwhile", lose_two));
         let rounds = |effort| if effort == Effort::Full { 1000 } else { 40 };
         let launch = move |launch: Launch, effort| {
@@ -140,6 +142,34 @@ fn one_does_not_come(comm: &Comm) -> Outcome {
     }
     works(&rest, 1000).map_err(text)?;
     Ok(String::new())
+}
+
+/// A rank that is stopped while the others shrink, and that no failure names, is left behind before the deadline.
+fn one_is_stopped(comm: &Comm) -> Outcome {
+    works(comm, 10).map_err(text)?;
+    if comm.rank() == 1 {
+        fault::inject_here(Fault::Stop).map_err(|error| error.to_string())?;
+        let fields = verdict::expected(comm.shrink().map(drop), "shrink of the one that was stopped")?;
+        has(&fields, "kind", "left behind")?;
+        return Ok(String::new());
+    }
+    let since = Instant::now();
+    let rest = comm.shrink().map_err(text)?;
+    let took = since.elapsed();
+    if rest.world_size() != comm.world_size() - 1 || took > Duration::from_secs(3) {
+        return Err(format!("after {took:?}: {rest:?}"));
+    }
+    works(&rest, 1000).map_err(text)?;
+    phase("shrunk");
+    Ok(String::new())
+}
+
+fn stop_one() -> Result<(), String> {
+    let mut world = Launch::new("shrink/one_is_stopped", RANKS).deadline(DEADLINE).start()?;
+    (0..RANKS).filter(|rank| *rank != 1).try_for_each(|rank| world.await_phase(rank, "shrunk"))?;
+    world.inject(1, Fault::Continue)?;
+    let ended = world.finish();
+    if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }
 }
 
 /// The first victim dies and the rest shrinks; the second dies meanwhile. Arguments: after how many

@@ -31,7 +31,7 @@ mod linux {
     use crate::processes::{Ended, Launch, World, describe, phase};
     use crate::random::Random;
     use crate::scenario::Outcome;
-    use crate::{Fields, Scenario, threads, verdict};
+    use crate::{Fields, Scenario, full_disk, threads, verdict};
     use phalanx::{BackendKind, Comm, Error, ReduceOp};
     use rustix::process::{Resource, Rlimit};
     use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ mod linux {
             cases.push(Case::new(name, || Launch::new(scenario, 3).deadline(DEADLINE).reports().map(drop)));
         }
         let full = || Launch::new("special/full_shm", 2).deadline(DEADLINE).reports().map(drop);
-        cases.push(Case::new("processes/limits/full_shm", full).ignored(cannot_mount()));
+        cases.push(Case::new("processes/limits/full_shm", full).ignored(full_disk::cannot_mount()));
         cases.extend(two_aborts_cases(Backend::Host));
         cases.push(Case::new("processes/limits/memory_inside_an_operation", expect_refused));
         cases.push(Case::new("processes/stopped/for_longer_than_allowed", expect_stopped));
@@ -252,31 +252,9 @@ mod linux {
 
     // --- limits -------------------------------------------------------------------------------------------
 
-    /// Whether a thread can have mounts of its own here.
-    fn cannot_mount() -> Option<&'static str> {
-        let tried = std::thread::spawn(|| {
-            // SAFETY: what is unshared is this thread's, which ends at once.
-            unsafe { rustix::thread::unshare_unsafe(own_mounts()) }.is_ok()
-        });
-        (!tried.join().unwrap_or(false)).then_some("mounting needs privileges")
-    }
-
-    fn own_mounts() -> rustix::thread::UnshareFlags {
-        rustix::thread::UnshareFlags::NEWNS | rustix::thread::UnshareFlags::FS
-    }
-
     /// With a /dev/shm of its own that is full.
     fn full_shm() -> Outcome {
-        use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-        let refused = |what: &'static str| move |error: rustix::io::Errno| format!("{what}: {error}");
-        // SAFETY: this process has one thread.
-        unsafe { rustix::thread::unshare_unsafe(own_mounts()) }.map_err(refused("unshare"))?;
-        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-            .map_err(refused("private"))?;
-        mount("none", "/dev/shm", "tmpfs", MountFlags::empty(), c"size=8k").map_err(refused("mount"))?;
-        if std::fs::write("/dev/shm/all", vec![1u8; 1 << 20]).is_ok() {
-            return Err("/dev/shm is not full".into());
-        }
+        full_disk::mount_here()?;
         let comm = phalanx::init().map_err(text)?;
         works(&comm)?;
         let mut shared = comm.alloc::<f32>(1 << 20).map_err(text)?;

@@ -33,6 +33,8 @@ fn with_rank_1_in_fast_mode(comm: &Comm) -> Outcome {
         of::<f64>(comm, |i| f64::from_bits(i as u64 * 37 + 1)),
         of::<phalanx::f16>(comm, |i| phalanx::f16::from_bits(i as u16 % 1000 + 1)),
         of::<phalanx::bf16>(comm, |i| phalanx::bf16::from_bits(i as u16 % 120 + 1)),
+        of::<phalanx::F8E4M3>(comm, |i| phalanx::F8E4M3::from_bits(i as u8 % 7 + 1)),
+        of::<phalanx::F8E5M2>(comm, |i| phalanx::F8E5M2::from_bits(i as u8 % 3 + 1)),
     ];
     let after = mode();
     set_mode(before);
@@ -61,7 +63,9 @@ fn of<T: Element>(comm: &Comm, tiny: fn(usize) -> T) -> Result<(u64, bool), Stri
             comm.all_reduce_in_place(&mut private, op).context(|| "all_reduce".into())?;
             shared.copy_from_slice(&own);
             comm.all_reduce_in_place(&mut shared, op).context(|| "all_reduce of shared memory".into())?;
-            for results in [&private[..], &shared[..]] {
+            let started = comm.start_all_reduce(own.clone(), op).and_then(|request| request.wait());
+            let started = started.context(|| "start_all_reduce".into())?;
+            for results in [&private[..], &shared[..], &started[..]] {
                 // SAFETY: elements are plain numbers.
                 let bytes = unsafe {
                     std::slice::from_raw_parts(results.as_ptr().cast::<u8>(), size_of_val(results))

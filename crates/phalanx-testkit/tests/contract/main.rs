@@ -30,7 +30,8 @@ use phalanx_testkit::processes;
 use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
 
-/// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs.
+/// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs. CI runs
+/// the other scenarios as threads and as processes, and a contributor once.
 const SHARES: &[Share] = &[
     ("threads/all_reduce/", 7),
     ("threads/reduce/", 7),
@@ -46,6 +47,11 @@ const SHARES: &[Share] = &[
     ("mpi/", 6),
     ("nccl/", 6),
     ("nvshmem/", 4),
+    ("_v/", 4),
+    ("/programs/", 2),
+    ("/rounds/", 2),
+    ("threads/", 1),
+    ("processes/", 1),
 ];
 
 fn main() -> ExitCode {

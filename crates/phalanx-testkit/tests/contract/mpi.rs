@@ -4,7 +4,8 @@
 //! (so from three ranks on the inputs are such that any order is right), tags above 32766, worlds of several
 //! jobs in one process.
 
-use crate::{communicators, messages, portable, requests, vectors};
+use crate::world::all_equal;
+use crate::{communicators, float_modes, messages, portable, requests, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
@@ -97,6 +98,23 @@ pub fn trials() -> Vec<Trial> {
                 });
             }
         }
+        for ranks in [2, 3] {
+            let name = format!("mpi/{installation}/float_modes/{ranks}");
+            trials.push(match &found {
+                Ok(installation) => {
+                    let job = all(installation.job(ranks), float_modes::SCENARIOS);
+                    Trial::test(name, move || float_modes_of(&job.env("PHALANX_BACKEND", "mpi")))
+                }
+                Err(reason) => suite::ignored(name, reason),
+            });
+        }
     }
     trials
+}
+
+/// Whatever mode a rank's thread is in, all ranks have the same results.
+fn float_modes_of(job: &Job) -> Result<(), Failed> {
+    let ended = job.clone().deadline(DEADLINE).succeed()?;
+    let results: Vec<String> = ended.outcomes.into_iter().filter_map(Result::ok).collect();
+    all_equal(&results)
 }

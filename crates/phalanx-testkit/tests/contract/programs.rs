@@ -1,7 +1,7 @@
 //! Random sequences of all collectives in one world, with ranks that come early and late: what one operation
 //! leaves behind meets every other.
 
-use crate::world::both_with;
+use crate::world::each;
 use libtest_mimic::Trial;
 use phalanx::Comm;
 use phalanx_testkit::Scenario;
@@ -17,7 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub fn trials() -> Vec<Trial> {
     let seeds: &[&str] = &["1", "2", "3"];
-    SCENARIOS.iter().flat_map(|scenario| both_with(*scenario, &[2, 3, 4, 7], seeds)).collect()
+    SCENARIOS.iter().flat_map(|scenario| each(*scenario, [&[2, 3, 4, 7]; 2], seeds)).collect()
 }
 
 fn program(comm: &Comm, args: &[String], steps: usize, longest: usize) -> Outcome {

@@ -33,14 +33,14 @@ pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     if cfg!(target_os = "linux") {
         for scenario in ["cells", "uneven"] {
-            trials.push(Trial::test(format!("threads/rounds/{scenario}"), move || {
-                THREADS.into_iter().try_for_each(|ranks| {
+            trials.extend(THREADS.map(|ranks| {
+                Trial::test(format!("threads/rounds/{scenario}/{ranks}"), move || {
                     let launch = Launch::alone("rounds/threads").arg(scenario).arg(ranks);
                     reports(launch, ranks).map(drop)
                 })
             }));
-            trials.push(Trial::test(format!("processes/rounds/{scenario}"), move || {
-                PROCESSES.into_iter().try_for_each(|ranks| {
+            trials.extend(PROCESSES.map(|ranks| {
+                Trial::test(format!("processes/rounds/{scenario}/{ranks}"), move || {
                     let launch = Launch::new(&format!("rounds/{scenario}"), ranks);
                     all_equal(&reports(launch, ranks)?)
                 })

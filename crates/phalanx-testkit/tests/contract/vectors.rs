@@ -1,7 +1,7 @@
 //! The v-variants: blocks of different lengths, some or all of them empty, in two buffers and in one.
 
 use crate::buffers::{Memory, poison, still_poisoned};
-use crate::world::both_in;
+use crate::world::each;
 use libtest_mimic::Trial;
 use phalanx::{Comm, DType};
 use phalanx_testkit::reference::{self, Combine};
@@ -19,8 +19,8 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 pub fn trials() -> Vec<Trial> {
-    let (threads, processes) = (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 5, 8]);
-    SCENARIOS.iter().flat_map(|scenario| both_in(*scenario, threads, processes)).collect()
+    let worlds: [&[usize]; 2] = [&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 5, 8]];
+    SCENARIOS.iter().flat_map(|scenario| each(*scenario, worlds, &[""])).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,38 +11,36 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Runs a scenario with so many ranks and these arguments.
 type Run = fn(Scenario, usize, &[&str]) -> Result<Vec<String>, Failed>;
 
-/// A scenario on thread ranks and on process ranks, for each of some numbers of ranks.
+/// A scenario on thread ranks and on process ranks: two trials, each of some numbers of ranks.
 pub fn both(scenario: Scenario, worlds: &'static [usize]) -> Vec<Trial> {
-    both_in(scenario, worlds, worlds)
+    let on_all = move |run: Run| worlds.iter().try_for_each(|ranks| run(scenario, *ranks, &[""]).map(drop));
+    let trial = |(ranks, run)| Trial::test(format!("{ranks}/{}", scenario.name), move || on_all(run));
+    runs().map(trial).collect()
 }
 
-/// The same, of threads and of processes for numbers of their own.
-pub fn both_in(scenario: Scenario, threads: &'static [usize], processes: &'static [usize]) -> Vec<Trial> {
-    trials(scenario, [threads, processes], &[""])
-}
-
-/// The same for each of some arguments.
-pub fn both_with(scenario: Scenario, worlds: &'static [usize], args: &'static [&'static str]) -> Vec<Trial> {
-    trials(scenario, [worlds; 2], args)
-}
-
-fn trials(
+/// A long scenario on thread ranks and on process ranks, with each of some arguments: a trial for each number of
+/// ranks.
+pub fn each(
     scenario: Scenario,
-    [threads, processes]: [&'static [usize]; 2],
+    [threads, processes]: [&[usize]; 2],
     args: &'static [&'static str],
 ) -> Vec<Trial> {
-    let on_all = move |run: Run, worlds: &[usize]| {
-        worlds
-            .iter()
-            .try_for_each(|ranks| args.iter().try_for_each(|arg| run(scenario, *ranks, &[arg]).map(drop)))
+    let of = |((kind, run), worlds): ((&str, Run), &[usize])| {
+        let trial = |ranks: &usize| {
+            let ranks = *ranks;
+            Trial::test(format!("{kind}/{}/{ranks}", scenario.name), move || {
+                args.iter().try_for_each(|arg| run(scenario, ranks, &[arg]).map(drop))
+            })
+        };
+        worlds.iter().map(trial).collect::<Vec<_>>()
     };
-    let trial = Trial::test(format!("threads/{}", scenario.name), move || on_all(on_threads, threads));
-    let mut trials = vec![trial];
-    if cfg!(target_os = "linux") {
-        let name = format!("processes/{}", scenario.name);
-        trials.push(Trial::test(name, move || on_all(on_processes, processes)));
-    }
-    trials
+    runs().zip([threads, processes]).flat_map(of).collect()
+}
+
+/// What ranks can be here, and how they run a scenario.
+fn runs() -> impl Iterator<Item = (&'static str, Run)> {
+    let processes: Option<(_, Run)> = cfg!(target_os = "linux").then_some(("processes", on_processes));
+    [("threads", on_threads as Run)].into_iter().chain(processes)
 }
 
 /// Runs a scenario on thread ranks; every rank's report.

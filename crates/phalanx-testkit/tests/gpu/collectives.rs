@@ -34,7 +34,8 @@ fn sizes(args: &[String]) -> &'static [usize] {
 pub fn trials(gpus: usize) -> Vec<Trial> {
     let [reductions, movements, others @ ..] = SCENARIOS else { unreachable!("there are several") };
     let by_size = [reductions, movements].into_iter().flat_map(|scenario| {
-        let long = both_named(&format!("{}/long", scenario.name), *scenario, 1, gpus, &["long"]);
+        let longest = SIZES[SIZES.len() - 1];
+        let long = both_named(&format!("{}/{longest}", scenario.name), *scenario, 1, gpus, &["long"]);
         both(*scenario, 1, gpus, &["short"]).into_iter().chain(long)
     });
     by_size.chain(others.iter().flat_map(|scenario| both(*scenario, 1, gpus, &[""]))).collect()

@@ -283,7 +283,7 @@ fn differs(comm: Comm, _: &[String]) -> Outcome {
 
 /// A rank that does not come is named, and nobody waits for it inside of the library.
 fn absent(comm: Comm, _: &[String]) -> Outcome {
-    let timeout = Duration::from_secs(3);
+    let timeout = Duration::from_secs(1);
     comm.set_timeout(timeout);
     if comm.rank() == 0 {
         std::thread::sleep(timeout + Duration::from_secs(2));

@@ -45,10 +45,13 @@ fn main() -> ExitCode {
 #[cfg(target_os = "linux")]
 const SHARES: &[phalanx_testkit::suite::Share] = &[
     ("one_sided/strided", 8),
-    ("one_sided/", 4),
-    ("collectives/", 4),
+    ("one_sided/large", 4),
+    ("collectives/reductions", 4),
+    ("collectives/of_a_part", 2),
     ("backend/", 4),
     ("failures/init", 3),
+    ("library/", 1),
+    ("mpirun/", 1),
 ];
 
 #[cfg(target_os = "linux")]

@@ -6,16 +6,16 @@ use phalanx_testkit::fault::{self, Fault};
 use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::{Outcome, Scenario};
 use phalanx_train::Result;
-use phalanx_train::elastic::{Trainer, Training};
+use phalanx_train::elastic::{Model, Recovery, Trainer};
 
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario::rank("elastic/shrink", |comm, args| train(Trainer::new(comm), args)),
+    Scenario::rank("elastic/shrink", |comm, args| train(comm, Recovery::Shrink, args)),
     Scenario::process("elastic/replacement", |args| {
         // The members first, then those that join them.
         let member = std::env::var("PHALANX_RANK")
             .is_ok_and(|rank| rank.parse::<usize>().is_ok_and(|rank| rank < RANKS));
         let comm = if member { phalanx::init() } else { phalanx::join() };
-        train(Trainer::new(comm.map_err(|error| error.to_string())?).replacing(), args)
+        train(comm.map_err(|error| error.to_string())?, Recovery::Rebuild, args)
     }),
 ];
 
@@ -29,7 +29,7 @@ struct Adding {
     killed: Option<(u64, usize)>,
 }
 
-impl Training for Adding {
+impl Model for Adding {
     fn step(&mut self, comm: &Comm, step: u64) -> Result<()> {
         for (half, numbers) in [1..=6u64, 7..=12].into_iter().enumerate() {
             // In the second half, the others fail with half a step made.
@@ -44,29 +44,31 @@ impl Training for Adding {
         Ok(())
     }
 
-    fn snapshot(&self) -> Result<Vec<u8>> {
-        Ok(self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect())
+    fn save(&self, state: &mut Vec<u8>) -> Result<()> {
+        state.extend(self.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        Ok(())
     }
 
-    fn restore(&mut self, snapshot: &[u8]) -> Result<()> {
-        let (sums, _) = snapshot.as_chunks::<8>();
+    fn load(&mut self, state: &[u8]) -> Result<()> {
+        let (sums, _) = state.as_chunks::<8>();
         self.sums = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
         Ok(())
     }
 }
 
 /// Arguments: for each process that is killed, its number, the step, and the operation before which.
-fn train(mut trainer: Trainer, args: &[String]) -> Outcome {
+fn train(comm: Comm, recovery: Recovery, args: &[String]) -> Outcome {
     let number = std::env::var("PHALANX_RANK").unwrap_or_default();
     let killed = args.chunks(3).find(|of| of[0] == number);
     let killed = killed.and_then(|of| Some((of[1].parse().ok()?, of[2].parse().ok()?)));
     let mut training = Adding { sums: vec![0; 1000], killed };
-    trainer.run(&mut training, STEPS).map_err(|error| error.to_string())?;
+    let outcome =
+        Trainer::new(recovery).run(comm, &mut training, STEPS).map_err(|error| error.to_string())?;
     let expected = (1..=STEPS).sum::<u64>() * 78;
     if training.sums.iter().any(|sum| *sum != expected) {
         return Err(format!("{} is not {expected}", training.sums[0]));
     }
-    Ok(trainer.comm().world_size().to_string())
+    Ok(outcome.comm.world_size().to_string())
 }
 
 /// Kills processes; all others end with the right sums, and with this many ranks.

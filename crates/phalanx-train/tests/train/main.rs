@@ -8,5 +8,7 @@ mod expert;
 mod mesh;
 mod norm;
 mod outer;
+mod pipeline;
+mod replicas;
 mod sampler;
 mod sharding;

@@ -11,6 +11,7 @@
 use super::endpoint::{Endpoint, NewChannel};
 use super::failure::{ChannelFailure, FailureContext};
 use super::layout::{LIFE_LEFT, LIFE_PANICKED, PROPOSAL_WORDS};
+use super::liveness::Liveness;
 use super::record::CallRecord;
 use crate::contract::{Call, Operation};
 use crate::os::RunInstant;
@@ -108,13 +109,14 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
             || joined == WITHDRAWN
             || (rank != endpoint.rank && endpoint.gone(rank).is_some())
     };
+    let (mut liveness, mut stopped) = (Liveness::new(), Vec::new());
     let since = RunInstant::now();
     loop {
         if decided(endpoint) >= round {
             return Ok(None);
         }
         // Each rank is read once: one that joins just now is either there or missing.
-        let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank));
+        let waited_for = before.iter().copied().filter(|rank| !is_gone(*rank) && !stopped.contains(rank));
         let (there, missing): (Vec<usize>, Vec<usize>) = waited_for.partition(|rank| has_joined(*rank));
         let late = since.elapsed() >= endpoint.deadline();
         // At the deadline every rank proposes, since the first may be stopped.
@@ -126,6 +128,8 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
             propose(endpoint, round, &there, made.id());
             return Ok(Some(made));
         }
+        // It is told that it was left behind, if it goes on.
+        stopped.extend(liveness.find_stopped(endpoint, &missing));
         pause(since);
     }
 }

@@ -99,9 +99,13 @@ pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> 
     // Renamed when complete, so that no reader finds half a file.
     let unfinished = path.with_extension("unfinished");
     let write = |mut file: File| file.write_all(text(recorder, reason).as_bytes());
-    fresh_file(&unfinished).and_then(write).map_err(refused("write"))?;
-    std::fs::rename(&unfinished, &path).map_err(refused("rename"))?;
-    Ok(path)
+    let written = fresh_file(&unfinished).and_then(write).map_err(refused("write"));
+    let written = written.and_then(|()| std::fs::rename(&unfinished, &path).map_err(refused("rename")));
+    if written.is_err() {
+        // A full disk, for example: half a record only takes room.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    written.map(|()| path)
 }
 
 fn text(recorder: &Recorder, reason: &Reason<'_>) -> String {

@@ -16,6 +16,7 @@ mod rank;
 mod surroundings;
 
 use super::{Backend, Case};
+use crate::no_threads;
 use crate::processes::Launch;
 use crate::random::Random;
 use crate::scenario::Scenario;
@@ -134,9 +135,20 @@ impl Plan {
             }
             // On MPI, standard error is what tells who was at fault.
             Surroundings::FullDisk if backend == Backend::Mpi => Surroundings::Usual,
+            // Thread ranks are threads, and so is much of what MPI and NCCL do themselves.
+            Surroundings::NoThreads
+                if !processes || backend != Backend::Host || no_threads::cannot_refuse().is_some() =>
+            {
+                Surroundings::Usual
+            }
             surroundings => surroundings,
         };
-        let delay = inside.then_some(delay);
+        let mut delay = inside.then_some(delay);
+        if surroundings == Surroundings::NoThreads {
+            // A request is a thread's work, and it takes a thread to strike while another waits.
+            acts.iter_mut().filter(|act| matches!(act, Act::Request(_))).for_each(|act| *act = Act::Barrier);
+            delay = None;
+        }
         Plan { seed, way, backend, ranks, acts, victim, at, delay, surroundings }
     }
 
@@ -156,7 +168,7 @@ impl Plan {
 
     fn launch(&self, launch: Launch, processes: bool) -> Launch {
         let launch = launch.env("PHALANX_TIMEOUT", &self.meeting().as_secs_f64().to_string());
-        self.args(processes).iter().fold(launch, Launch::arg).deadline(PATIENCE)
+        self.surroundings.launch(self.args(processes).iter().fold(launch, Launch::arg).deadline(PATIENCE))
     }
 
     /// Something happens now: MPI's jobs are told when.

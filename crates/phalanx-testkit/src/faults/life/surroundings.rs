@@ -1,7 +1,9 @@
-//! What a life goes on in: a log that panics, blocked signals, a full disk, a job that is frozen for a while. None of it may change the verdict.
+//! What a life goes on in: a log that panics, blocked signals, a full disk, no further threads or processes, a job that is frozen for a
+//! while. None of it may change the verdict.
 
-use crate::processes::World;
+use crate::processes::{Launch, World};
 use crate::random::Random;
+use crate::{full_disk, no_threads};
 use std::time::Duration;
 
 /// Where a life goes on.
@@ -12,8 +14,10 @@ pub enum Surroundings {
     PanickingLog,
     /// All signals are blocked on the rank's threads, as some launchers leave them.
     BlockedSignals,
-    /// What goes to standard error is refused.
+    /// What goes to standard error is refused, and so are the flight records.
     FullDisk,
+    /// The rank can start neither threads nor processes.
+    NoThreads,
     /// All ranks are stopped at once, for longer than their deadline, and go on.
     Frozen,
 }
@@ -28,7 +32,18 @@ impl Surroundings {
             1 => Surroundings::BlockedSignals,
             2 => Surroundings::FullDisk,
             3 => Surroundings::Frozen,
+            4 => Surroundings::NoThreads,
             _ => Surroundings::Usual,
+        }
+    }
+
+    /// What its processes are started with.
+    pub fn launch(self, launch: Launch) -> Launch {
+        match self {
+            Surroundings::FullDisk if full_disk::cannot_mount().is_none() => {
+                launch.env("PHALANX_TRACE_DIR", &format!("{}/records", full_disk::FOLDER))
+            }
+            _ => launch,
         }
     }
 
@@ -43,7 +58,13 @@ impl Surroundings {
                 log.with_writer(writer).try_init().map_err(|error| error.to_string())
             }
             Surroundings::BlockedSignals => block_all_signals(),
-            Surroundings::FullDisk => full_standard_error(),
+            Surroundings::FullDisk => {
+                if full_disk::cannot_mount().is_none() {
+                    full_disk::mount_here()?;
+                }
+                full_standard_error()
+            }
+            Surroundings::NoThreads => no_threads::refuse(),
         }
     }
 

@@ -1,4 +1,23 @@
-//! Replica groups: a group that fails in a step drops out of that step's average.
+//! Replica groups: whole copies of a model, each on some ranks. A group that fails in a step drops out of that step's average, as in
+//! torchft.
+//!
+//! ```
+//! use phalanx_train::device::Host;
+//! use phalanx_train::replicas::average;
+//!
+//! let means = phalanx::run(4, |comm| {
+//!     let has_failed = comm.rank() == 3; // its data could not be read, say
+//!     let mut gradient = vec![1.0f32; 5];
+//!     let participants = average(&comm, &Host, &mut &mut gradient[..], !has_failed)?;
+//!     Ok::<_, phalanx_train::Error>((participants, gradient[0]))
+//! })?;
+//! for mean in means {
+//!     assert_eq!(mean?, (3, 1.0)); // not 0.75
+//! }
+//! # Ok::<(), phalanx_train::Error>(())
+//! ```
+//!
+//! When a rank is lost, [shrink](Comm::shrink) the communicator of all, and make the groups anew: the rest of the lost rank's group gets `None`.
 
 use crate::Result;
 use crate::device::{Device, Number};
