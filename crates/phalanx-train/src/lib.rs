@@ -12,6 +12,8 @@ pub mod norm;
 pub mod optimizer;
 pub mod outer;
 pub mod pipeline;
+pub mod replicas;
+pub mod sampler;
 pub mod sharding;
 pub mod tensor;
 

@@ -9,5 +9,7 @@ mod mesh;
 mod norm;
 mod outer;
 mod pipeline;
+mod replicas;
+mod sampler;
 mod sharding;
 mod tensor;
