@@ -33,7 +33,13 @@ fn save_numbers(folder: &Path, ranks: usize, numbers: &[f64]) {
     let results = phalanx::run(ranks, |comm| {
         let own = part(numbers.len(), comm.rank(), ranks);
         let mut state = State::new();
-        state.tensor::<_, f64>("x", &[numbers.len()], &[own.clone()], &Host, &numbers[own]);
+        state.tensor::<_, f64>(
+            "x",
+            &[numbers.len()],
+            std::slice::from_ref(&own),
+            &Host,
+            &numbers[own.clone()],
+        );
         save(&comm, folder, 1, state)
     });
     results.unwrap().into_iter().for_each(Result::unwrap);
@@ -196,7 +202,7 @@ fn columns_saved_by_3_ranks_are_read_as_rows_over_several_chunks() {
     let checkpoint = Checkpoint::latest(folder.path()).unwrap().unwrap();
     for rows in [0..1, 17..18, 0..200, 200..400, 399..400] {
         let range = rows.start * width..rows.end * width;
-        let read = checkpoint.read::<f64>("m", &[range.clone()]).unwrap();
+        let read = checkpoint.read::<f64>("m", std::slice::from_ref(&range)).unwrap();
         assert!(read.iter().copied().eq(range.map(number)), "rows {rows:?}");
     }
     // Ranges in any order, also one of nothing.
@@ -214,7 +220,7 @@ fn one_file_has_all_tensors_in_their_shapes() {
         let narrow = [half::bf16::from_f32(1.5); 3];
         let mut state = State::new();
         state.tensor::<_, f32>("wide", &[2, 6], &own, &Host, &wide);
-        state.tensor::<_, half::bf16>("narrow", &[3, 1], &[0..3], &Host, &narrow[..]);
+        state.tensor::<_, half::bf16>("narrow", &[3, 1], std::slice::from_ref(&(0..3)), &Host, &narrow[..]);
         save(&comm, folder.path(), 1, state).unwrap();
     })
     .unwrap();
@@ -237,7 +243,13 @@ fn replicas_are_written_once_and_by_different_ranks() {
         let mut state = State::new();
         let numbers = [1.0f32; 10];
         for name in 0..8 {
-            state.tensor::<_, f32>(format!("t{name}"), &[10], &[0..10], &Host, &numbers[..]);
+            state.tensor::<_, f32>(
+                format!("t{name}"),
+                &[10],
+                std::slice::from_ref(&(0..10)),
+                &Host,
+                &numbers[..],
+            );
         }
         save(&comm, folder.path(), 1, state).unwrap();
     })
@@ -268,10 +280,11 @@ fn values_are_those_of_the_rank_that_saved_them() {
 #[test]
 fn a_shard_that_was_cut_or_altered_is_refused_by_name() {
     let numbers = counted(57);
-    let alter: [(&str, &dyn Fn(&mut Vec<u8>)); 3] = [
-        ("has", &|bytes| bytes.truncate(bytes.len() - 8)),
-        ("tensor \"x\"", &|bytes| *bytes.last_mut().unwrap() ^= 1),
-        ("its header", &|bytes| bytes[20] ^= 1),
+    type Alter = fn(&mut Vec<u8>);
+    let alter: [(&str, Alter); 3] = [
+        ("has", |bytes| bytes.truncate(bytes.len() - 8)),
+        ("tensor \"x\"", |bytes| *bytes.last_mut().unwrap() ^= 1),
+        ("its header", |bytes| bytes[20] ^= 1),
     ];
     for (expected, alter) in alter {
         let folder = folder();
@@ -281,14 +294,17 @@ fn a_shard_that_was_cut_or_altered_is_refused_by_name() {
         alter(&mut bytes);
         std::fs::write(file, bytes).unwrap();
         let checkpoint = Checkpoint::latest(folder.path()).unwrap().unwrap();
-        for error in [checkpoint.read::<f64>("x", &[0..57]).unwrap_err(), checkpoint.verify().unwrap_err()] {
+        for error in [
+            checkpoint.read::<f64>("x", std::slice::from_ref(&(0..57))).unwrap_err(),
+            checkpoint.verify().unwrap_err(),
+        ] {
             let text = error.to_string();
             assert!(matches!(error, Error::Checkpoint { .. }), "{text}");
             assert!(text.contains("shard-00002-of-00004.safetensors") && text.contains(expected), "{text}");
             assert!(text.contains("take an earlier checkpoint"), "{text}");
         }
         // What is in the other files can be read.
-        assert_eq!(checkpoint.read::<f64>("x", &[0..15]).unwrap(), counted(15));
+        assert_eq!(checkpoint.read::<f64>("x", std::slice::from_ref(&(0..15))).unwrap(), counted(15));
     }
 }
 
@@ -334,11 +350,11 @@ fn what_is_not_there_is_said_with_what_is() {
     assert!(Checkpoint::latest(folder.path().join("none")).unwrap().is_none());
     save_numbers(folder.path(), 2, &counted(5));
     let checkpoint = Checkpoint::latest(folder.path()).unwrap().unwrap();
-    let error = checkpoint.read::<f64>("y", &[0..1]).unwrap_err().to_string();
+    let error = checkpoint.read::<f64>("y", std::slice::from_ref(&(0..1))).unwrap_err().to_string();
     assert!(error.contains("no tensor \"y\"") && error.contains("which has x"), "{error}");
-    let error = checkpoint.read::<f64>("x", &[3..6]).unwrap_err().to_string();
+    let error = checkpoint.read::<f64>("x", std::slice::from_ref(&(3..6))).unwrap_err().to_string();
     assert!(error.contains("elements 3..6") && error.contains("which has 5"), "{error}");
-    let error = checkpoint.read::<f32>("x", &[0..1]).unwrap_err().to_string();
+    let error = checkpoint.read::<f32>("x", std::slice::from_ref(&(0..1))).unwrap_err().to_string();
     assert!(error.contains("type F64, and F32"), "{error}");
 }
 
@@ -359,7 +375,7 @@ fn training_goes_on_while_a_copy_is_written() {
         let mut numbers = vec![1.0f64; 3];
         for step in 1..=2 {
             let mut state = State::new();
-            state.tensor::<_, f64>("x", &[3], &[0..3], &Host, &numbers);
+            state.tensor::<_, f64>("x", &[3], std::slice::from_ref(&(0..3)), &Host, &numbers);
             // The second save waits for the first one.
             saver.save(step, state).unwrap();
             assert!(step == 1 || Checkpoint::latest(folder.path()).unwrap().unwrap().step() == 1);
@@ -371,7 +387,7 @@ fn training_goes_on_while_a_copy_is_written() {
     .unwrap();
     for (found, expected) in list(folder.path()).unwrap().iter().zip([1.0, 2.0]) {
         let checkpoint = Checkpoint::open(&found.folder).unwrap();
-        assert_eq!(checkpoint.read::<f64>("x", &[0..3]).unwrap(), [expected; 3]);
+        assert_eq!(checkpoint.read::<f64>("x", std::slice::from_ref(&(0..3))).unwrap(), [expected; 3]);
     }
 }
 
@@ -410,7 +426,7 @@ fn a_full_disk_is_an_error_on_all_ranks_and_the_checkpoint_before_is_untouched()
         });
         let mut state = State::new();
         let own = part(1000, comm.rank(), 3);
-        state.tensor::<_, f64>("x", &[1000], &[own.clone()], &Host, &numbers[own]);
+        state.tensor::<_, f64>("x", &[1000], std::slice::from_ref(&own), &Host, &numbers[own.clone()]);
         saver.save(2, state).unwrap();
         let error = saver.finish().unwrap_err();
         match &error {
@@ -429,7 +445,7 @@ fn a_full_disk_is_an_error_on_all_ranks_and_the_checkpoint_before_is_untouched()
     let steps: Vec<u64> = list(folder.path()).unwrap().iter().map(|found| found.step).collect();
     assert_eq!(steps, [1], "what was written of the other is removed");
     let checkpoint = Checkpoint::open(folder.path().join("step-000000001")).unwrap();
-    assert_eq!(checkpoint.read::<f64>("x", &[0..57]).unwrap(), counted(57));
+    assert_eq!(checkpoint.read::<f64>("x", std::slice::from_ref(&(0..57))).unwrap(), counted(57));
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Comm {
     /// those of [`split`](Comm::split). `MPI_Cart_create` with `MPI_Cart_sub`; on NCCL one `ncclCommSplit` for each group.
     ///
     /// # Errors
-    /// [`UsageError::Setting`] if the product of the sizes is not the number of ranks, or if a group has a dimension that there is not, or
+    /// [`UsageError::Setting`](crate::UsageError::Setting) if the product of the sizes is not the number of ranks, or if a group has a dimension that there is not, or
     /// one twice. Nothing was sent then. [`MismatchError`](crate::MismatchError) if the ranks call it with different grids (MPI and NVSHMEM do
     /// not compare the grids).
     pub fn split_grid(&self, sizes: &[usize], groups: &[&[usize]]) -> Result<Vec<Comm>> {
