@@ -104,8 +104,9 @@ pub(super) fn copies_of_heads(axis: Axis, ranks: usize, heads: usize) -> Result<
     if heads > 0 && ranks.is_multiple_of(heads) {
         return Ok(ranks / heads);
     }
-    let fits: Vec<usize> =
-        (1..=2 * ranks.max(heads)).filter(|n| heads > 0 && (heads % n == 0 || n % heads == 0)).collect();
+    let fits: Vec<usize> = (1..=2 * ranks.max(heads))
+        .filter(|n| heads > 0 && (heads.is_multiple_of(*n) || n.is_multiple_of(heads)))
+        .collect();
     Err(Error::usage(format!(
         "{heads} heads do not fit {ranks} ranks along {axis:?}: neither number divides the other; possible numbers of ranks: {fits:?}"
     )))
