@@ -81,7 +81,7 @@ fn measure(comm: Comm) -> phalanx_train::Result<String> {
         times.sort_by(f64::total_cmp);
         times[times.len() / 2]
     });
-    let mib = PARAMETERS * LEN * 4 >> 20;
+    let mib = (PARAMETERS * LEN * 4) >> 20;
     Ok(format!(
         "{mib} MiB among {} ranks: all_reduce {whole:.2} ms, in parts {parts:.2} ms, started {started:.2} ms, buckets {bucketed:.2} ms ({:+.1} %), written in place {written:.2} ms ({:+.1} %), and begun before {begun:.2} ms ({:+.1} %)",
         comm.world_size(),

@@ -1,5 +1,8 @@
 //! Checkpoints: saved by some ranks, read by others.
 
+// Blocks are lists of ranges, of which most have one.
+#![allow(clippy::single_range_in_vec_init)]
+
 use phalanx::Comm;
 use phalanx_train::Error;
 use phalanx_train::checkpoint::{Checkpoint, Progress, Saver, State, list};
@@ -33,7 +36,13 @@ fn save_numbers(folder: &Path, ranks: usize, numbers: &[f64]) {
     let results = phalanx::run(ranks, |comm| {
         let own = part(numbers.len(), comm.rank(), ranks);
         let mut state = State::new();
-        state.tensor::<_, f64>("x", &[numbers.len()], &[own.clone()], &Host, &numbers[own]);
+        state.tensor::<_, f64>(
+            "x",
+            &[numbers.len()],
+            std::slice::from_ref(&own),
+            &Host,
+            &numbers[own.clone()],
+        );
         save(&comm, folder, 1, state)
     });
     results.unwrap().into_iter().for_each(Result::unwrap);
@@ -196,7 +205,7 @@ fn columns_saved_by_3_ranks_are_read_as_rows_over_several_chunks() {
     let checkpoint = Checkpoint::latest(folder.path()).unwrap().unwrap();
     for rows in [0..1, 17..18, 0..200, 200..400, 399..400] {
         let range = rows.start * width..rows.end * width;
-        let read = checkpoint.read::<f64>("m", &[range.clone()]).unwrap();
+        let read = checkpoint.read::<f64>("m", std::slice::from_ref(&range)).unwrap();
         assert!(read.iter().copied().eq(range.map(number)), "rows {rows:?}");
     }
     // Ranges in any order, also one of nothing.
@@ -268,10 +277,11 @@ fn values_are_those_of_the_rank_that_saved_them() {
 #[test]
 fn a_shard_that_was_cut_or_altered_is_refused_by_name() {
     let numbers = counted(57);
-    let alter: [(&str, &dyn Fn(&mut Vec<u8>)); 3] = [
-        ("has", &|bytes| bytes.truncate(bytes.len() - 8)),
-        ("tensor \"x\"", &|bytes| *bytes.last_mut().unwrap() ^= 1),
-        ("its header", &|bytes| bytes[20] ^= 1),
+    type Alter = fn(&mut Vec<u8>);
+    let alter: [(&str, Alter); 3] = [
+        ("has", |bytes| bytes.truncate(bytes.len() - 8)),
+        ("tensor \"x\"", |bytes| *bytes.last_mut().unwrap() ^= 1),
+        ("its header", |bytes| bytes[20] ^= 1),
     ];
     for (expected, alter) in alter {
         let folder = folder();
@@ -410,7 +420,7 @@ fn a_full_disk_is_an_error_on_all_ranks_and_the_checkpoint_before_is_untouched()
         });
         let mut state = State::new();
         let own = part(1000, comm.rank(), 3);
-        state.tensor::<_, f64>("x", &[1000], &[own.clone()], &Host, &numbers[own]);
+        state.tensor::<_, f64>("x", &[1000], std::slice::from_ref(&own), &Host, &numbers[own.clone()]);
         saver.save(2, state).unwrap();
         let error = saver.finish().unwrap_err();
         match &error {
