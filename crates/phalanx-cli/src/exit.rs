@@ -4,6 +4,7 @@ use crate::error::explain;
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Something failed, and standard error says what.
 pub const FAILED: u8 = 1;
@@ -31,14 +32,36 @@ pub fn is_explained(status: i32) -> bool {
     [FAILED, USAGE, WRONG_DATA, TIMED_OUT].map(i32::from).contains(&status)
 }
 
+/// Time for rank 0 to say what is wrong: a launcher ends all ranks when the first ends.
+const FIRST_RANK: Duration = Duration::from_millis(500);
+
+/// Ends a rank of a launcher without a word, unless it is rank 0. The ranks have one command line, so one of them says what is wrong
+/// with it.
+pub fn leave_to_rank_0() {
+    let launcher = phalanx::choose().ok().and_then(|choice| choice.launcher);
+    if launcher.is_some_and(|launcher| launcher.rank > 0) {
+        std::thread::sleep(FIRST_RANK);
+        std::process::exit(USAGE.into());
+    }
+}
+
+/// Whether an error is one of the command line or the environment.
+pub fn is_usage(error: &anyhow::Error) -> bool {
+    status(error) == USAGE
+}
+
 /// The status for an error, by its kind.
 pub fn of(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(status(error))
+}
+
+fn status(error: &anyhow::Error) -> u8 {
     let kind = |cause: &(dyn Error + 'static)| match cause.downcast_ref() {
         Some(phalanx::Error::Usage(_)) => Some(USAGE),
         Some(phalanx::Error::Timeout(_)) => Some(TIMED_OUT),
         _ => cause.is::<Usage>().then_some(USAGE),
     };
-    ExitCode::from(error.chain().find_map(kind).unwrap_or(FAILED))
+    error.chain().find_map(kind).unwrap_or(FAILED)
 }
 
 /// An error of the command line or the environment.

@@ -33,7 +33,15 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     #[cfg(unix)]
     launch::reset_inherited_signals();
-    let command = Cli::parse().command;
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => {
+            if error.use_stderr() {
+                exit::leave_to_rank_0();
+            }
+            error.exit()
+        }
+    };
     let result = log::install().map_err(exit::usage).and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),
         Command::Launch(args) => launch::run(&args),
@@ -43,6 +51,9 @@ pub fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
     });
     result.unwrap_or_else(|error| {
+        if exit::is_usage(&error) {
+            exit::leave_to_rank_0();
+        }
         if !error::is_broken_pipe(&error) {
             log::say(format_args!("phalanx: {}", error::explain(&error)));
         }

@@ -326,6 +326,20 @@ fn ranks_may_end_in_good_order_after_a_signal() {
 }
 
 #[test]
+fn a_second_signal_kills_ranks_that_ignore_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("trap '' INT; {}", with_pid_file(folder.path(), "exec sleep 1000"));
+    let mut launcher = launch("-n 2 --grace 1000", &script).stderr(Stdio::piped()).spawn().unwrap();
+    let ranks = pids(folder.path(), 2);
+    signal(launcher.id() as i32, Signal::INT);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(launcher.try_wait().unwrap().is_none() && ranks.iter().all(|&pid| runs(pid)));
+    signal(launcher.id() as i32, Signal::INT);
+    eventually("the ranks are killed", || !ranks.iter().any(|&pid| runs(pid)));
+    assert_eq!(launcher.wait().unwrap().code(), Some(130));
+}
+
+#[test]
 fn killing_the_launcher_leaves_no_rank() {
     let folder = tempfile::tempdir().unwrap();
     let mut launcher = launch("-n 3", &with_pid_file(folder.path(), "exec sleep 1000")).spawn().unwrap();

@@ -374,6 +374,37 @@ fn another_launchers_ranks_are_used() {
     assert!(refused.stderr.contains("leave out -t, -p and -g"), "{}", refused.stderr);
 }
 
+/// The ranks of a launcher have one command line: one of them says what is wrong with it.
+#[test]
+fn an_error_of_the_command_line_is_said_once_under_a_launcher() {
+    let program = env!("CARGO_BIN_EXE_phalanx");
+    for (arguments, error) in [
+        ("hypercube -b 64 -e 64", "hypercube needs 1, 2, 4, 8, … ranks, not 3"),
+        ("all_reduce -b 8 -e 4", "phalanx: "),
+        ("all_reduce -t 2", "leave out -t, -p and -g"),
+        ("all_reduce --nonsense", "unexpected argument"),
+    ] {
+        let said = say(phalanx(&format!("launch -n 3 -- {program} perf {arguments}")));
+        assert_eq!(said.code, Some(2), "{arguments}: {}", said.stderr);
+        let of_ranks: Vec<&str> = said.stderr.lines().filter(|line| line.starts_with('[')).collect();
+        let errors = of_ranks.iter().filter(|line| line.contains(error)).count();
+        assert_eq!(errors, 1, "{arguments}: {}", said.stderr);
+        assert!(of_ranks.iter().all(|line| line.starts_with("[0]")), "{arguments}: {}", said.stderr);
+    }
+}
+
+/// The check before the measurement finds the file open for writing; the disk is full later.
+#[test]
+fn results_that_cannot_be_written_at_the_end_are_an_error() {
+    for ranks in ["-t 2", "-p 2"] {
+        for option in ["-J", "--csv"] {
+            let said = say(phalanx(&format!("perf all_reduce -b 4 -e 4 {ranks} {option} /dev/full {SHORT}")));
+            assert_eq!(said.code, Some(1), "{ranks} {option}: {}", said.stderr);
+            assert!(said.stderr.contains("cannot write /dev/full"), "{ranks} {option}: {}", said.stderr);
+        }
+    }
+}
+
 /// A step of Slurm with one task is such a launcher.
 #[test]
 fn a_launcher_of_one_rank_is_no_obstacle() {

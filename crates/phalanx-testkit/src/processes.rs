@@ -542,8 +542,11 @@ impl World {
         while self.ranks.iter().any(|rank| rank.open_streams > 0) && self.next_event() {}
         for rank in &mut self.ranks {
             // With both streams closed the process is about to end, unless it hangs on its way out.
-            while rank.open_streams == 0 && rank.status.is_none() && Instant::now() < self.deadline {
+            while rank.open_streams == 0 && rank.status.is_none() {
                 rank.status = rank.child.try_wait().ok().flatten();
+                if Instant::now() >= self.deadline {
+                    break;
+                }
                 if rank.status.is_none() {
                     std::thread::sleep(Duration::from_millis(1));
                 }

@@ -15,5 +15,6 @@ pub mod pipeline;
 pub mod replicas;
 pub mod sampler;
 pub mod sharding;
+pub mod tensor;
 
 pub use error::{Error, Result};

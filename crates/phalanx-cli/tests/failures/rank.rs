@@ -16,10 +16,15 @@ const STEPS: u64 = 60;
 /// Longer than any wait of these tests.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
+/// When a newcomer comes, and when a rank dies that waits for it.
+const SLOW_NEWCOMER: Duration = Duration::from_millis(900);
+const DIES_WAITING: Duration = Duration::from_millis(450);
+
 /// For a newcomer to start.
 const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, `rebuild or shrink`, or `train` (a trainer's `rebuild or shrink`). Each of
+/// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, `rebuild slowly` (newcomers take their
+/// time), `rebuild or shrink`, or `train` (a trainer's `rebuild or shrink`). Each of
 /// `faults` is one fault of a rank at a step, as `kill@10:2`; it happens once. The folder is for the program's own use.
 pub fn launch(options: &str, recovery: &str, faults: &str, folder: &Path) -> Command {
     let mut command = phalanx(&format!("launch {options} --"));
@@ -36,6 +41,9 @@ pub fn serve() -> Option<ExitCode> {
 }
 
 fn compute(recovery: &str) -> phalanx::Result<()> {
+    if std::env::var_os("PHALANX_REPLACES").is_some() && recovery == "rebuild slowly" {
+        std::thread::sleep(SLOW_NEWCOMER);
+    }
     let mut comm = Comm::builder().timeout(TIMEOUT).init()?;
     if recovery == "train" {
         train(comm).expect("it survives");
@@ -48,6 +56,7 @@ fn compute(recovery: &str) -> phalanx::Result<()> {
             Ok(Next::Done) => break,
             Err(error) if error.is_fatal() && recovery == "shrink" => comm = comm.shrink()?,
             Err(error) if error.is_fatal() && recovery == "rebuild" => comm = comm.rebuild()?,
+            Err(error) if error.is_fatal() && recovery == "rebuild slowly" => comm = comm.rebuild()?,
             Err(error) if error.is_fatal() && recovery == "rebuild or shrink" => {
                 let rebuilt = comm.within(NEWCOMER_TIMEOUT).rebuild();
                 comm = rebuilt.or_else(|_| comm.shrink())?;
@@ -141,6 +150,17 @@ fn fault(comm: &Comm, step: u64) -> Option<Next> {
         // It calls nothing for a long time, and notices nothing.
         "compute" => {
             std::thread::sleep(TIMEOUT);
+            None
+        }
+        "doze" => {
+            std::thread::sleep(Duration::from_millis(500));
+            None
+        }
+        "kill waiting" => {
+            std::thread::spawn(|| {
+                std::thread::sleep(DIES_WAITING);
+                end_by(Signal::KILL)
+            });
             None
         }
         "stop" => {

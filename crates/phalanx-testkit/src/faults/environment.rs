@@ -39,6 +39,7 @@ fn init(_: &[String]) -> Outcome {
                 .with("world_size", comm.world_size())
                 .with("backend", comm.backend())
                 .with("sum", sum[0])
+                .with("timeout_s", comm.timeout().as_secs())
         }
     };
     Ok(fields.with("took_ms", since.elapsed().as_millis()).to_string())
@@ -80,7 +81,8 @@ fn no_variables() -> Result<(), String> {
     let fields = one(Launch::alone("environment/init"))?;
     has(&fields, "kind", "joined")?;
     has(&fields, "world_size", 1)?;
-    has(&fields, "backend", "solo")
+    has(&fields, "backend", "solo")?;
+    has(&fields, "timeout_s", 300)
 }
 
 /// A value that is not what it should be is named, with its variable.

@@ -15,6 +15,7 @@ mod leaks;
 mod life;
 mod limits;
 mod mismatch;
+mod mpi;
 pub mod program;
 mod records;
 mod shrink;
@@ -60,7 +61,7 @@ impl Backend {
         match self {
             Backend::Host => host_cases(),
             Backend::Mpi => {
-                let cases = [life::mpi_cases(), deadline::mpi_cases(), mismatch::mpi_cases()];
+                let cases = [life::mpi_cases(), deadline::mpi_cases(), mismatch::mpi_cases(), mpi::cases()];
                 cases.into_iter().flatten().collect()
             }
             Backend::Nccl => nccl_cases(),
@@ -142,6 +143,7 @@ pub fn scenarios() -> Vec<Scenario> {
         records::SCENARIOS,
         deadline::SCENARIOS,
         grow::SCENARIOS,
+        mpi::SCENARIOS,
     ]
     .concat()
 }

@@ -58,6 +58,7 @@ mod linux {
         Scenario::rank("special/stopped", |comm, _| stopped(comm)),
         Scenario::rank("special/held_up", |comm, _| held_up(&comm)),
         Scenario::rank("special/only_messages", |comm, _| only_messages(comm)),
+        Scenario::rank("special/chain", |comm, args| chain(&comm, args[0] == "elsewhere")),
     ];
 
     pub fn cases() -> Vec<Case> {
@@ -80,6 +81,11 @@ mod linux {
         cases.push(Case::new("processes/stopped/by_a_debugger", debugged));
         cases.push(Case::new("processes/stopped/all_together", expect_held_up));
         cases.push(Case::new("processes/only_messages", expect_only_messages));
+        for place in ["here", "elsewhere"] {
+            cases.push(Case::new(format!("processes/chain/{place}"), move || {
+                Launch::new("special/chain", 3).arg(place).deadline(DEADLINE).reports().map(drop)
+            }));
+        }
         cases
     }
 
@@ -417,6 +423,31 @@ mod linux {
         has(&fields, "missing", 1)?;
         says(&fields, "last_seen", "its last message is recv(u16 × 7, from rank 0)")?;
         Ok(String::new())
+    }
+
+    /// Rank 0 waits for rank 1, and rank 1, perhaps in another communicator, for rank 2, which is late: rank 2 is named.
+    fn chain(comm: &Comm, elsewhere: bool) -> Outcome {
+        let rank = comm.rank();
+        let part = comm.split((rank > 0).then_some(0), 0).map_err(text)?;
+        if rank == 0 {
+            let error = comm.within(Duration::from_millis(400)).recv(&mut [0u8], 1);
+            let fields = verdict::expected(error, "a message from a rank that waits itself")?;
+            has(&fields, "kind", "timeout")?;
+            has(&fields, "missing", 2)?;
+            return Ok(String::new());
+        }
+        // The other of the two.
+        let peer = 3 - rank;
+        let (comm, peer) = if elsewhere { (part.as_ref().ok_or("no part")?, peer - 1) } else { (comm, peer) };
+        if rank == 2 {
+            std::thread::sleep(Duration::from_millis(1000));
+        }
+        let outcome = if rank == 1 { comm.recv(&mut [0u8], peer) } else { comm.send(&[1u8], peer) };
+        match outcome {
+            Ok(()) if elsewhere => Ok(String::new()),
+            Err(Error::Timeout(error)) if !elsewhere && error.missing[0].rank == 2 => Ok(String::new()),
+            other => Err(format!("rank {rank}: {other:?}")),
+        }
     }
 
     fn expect_only_messages() -> Result<(), String> {

@@ -31,7 +31,8 @@
 //!   became ready, and fill buckets in it. From the second step on a bucket is sent as soon as its gradients are there and the buckets
 //!   before it are sent. So ranks whose gradients become ready in other orders still make the same calls.
 //! - **Mean or sum.** [`Reduction::Mean`] divides by the weights of all ranks: with the number of samples as weight, each sample counts
-//!   the same. A rank without a batch begins with weight 0, adds nothing, and gets the result. [`Reduction::Sum`] does not divide.
+//!   the same. A rank without a batch begins with weight 0, adds nothing, and gets the result. [`Reduction::Sum`] adds
+//!   them up, each times its rank's weight.
 //! - **Micro-batches.** Between [`accumulate(true)`](GradientBuckets::accumulate) and `accumulate(false)`, gradients are summed and nothing
 //!   is sent. The first gradient that is added after that is the parameter's last.
 //! - **Unused parameters.** What was not added in the last micro-batch is sent by `finish`: what it has, or zeros.

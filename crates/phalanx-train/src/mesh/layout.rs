@@ -27,9 +27,9 @@ pub enum Placement {
 
 /// Shape of a whole parameter, and its placement along each axis.
 ///
-/// An axis that is not listed is [`Replicated`](Placement::Replicated), but for two: along [`Axis::Pipeline`] each stage has parameters of
-/// its [`Own`](Placement::Own), and so has each rank of [`Axis::Expert`] whose plan says so. A weight that two stages share says
-/// `Replicated`.
+/// An axis that is not listed is [`Replicated`](Placement::Replicated), except [`Axis::Pipeline`], along which each stage has parameters of
+/// its [`Own`](Placement::Own): a weight that two stages share says `Replicated`. Experts that differ along [`Axis::Expert`] under one name
+/// say `Own`.
 ///
 /// **Lengths that do not divide.** n elements on p ranks: the first n mod p ranks have one more than the others. 7 on 3 ranks are
 /// 3, 2, 2; 2 on 3 ranks are 1, 1, 0. (This is not the rule of torch's `chunk`, which gives 3, 3, 1.) If two axes split the same

@@ -33,7 +33,7 @@
 //!   model.
 
 mod init;
-mod layout;
+pub(crate) mod layout;
 mod plan;
 
 pub use init::Init;

@@ -48,7 +48,13 @@ fn killed(comm: &Comm, args: &[String]) -> Outcome {
         step.store(number, Ordering::Relaxed);
         let mut state = State::new();
         let begin = comm.rank() * LEN;
-        state.tensor::<_, f64>("x", &[RANKS * LEN], &[begin..begin + LEN], &Host, &numbers[..]);
+        state.tensor::<_, f64>(
+            "x",
+            &[RANKS * LEN],
+            std::slice::from_ref(&(begin..begin + LEN)),
+            &Host,
+            &numbers[..],
+        );
         saver.save(number, state)?;
         saver.finish()
     };
@@ -77,7 +83,8 @@ fn survive(point: &str, victim: usize) -> Result<(), String> {
     let latest = Checkpoint::latest(path).map_err(text)?.ok_or("no checkpoint")?;
     latest.verify().map_err(text)?;
     assert_eq!(latest.step(), 1, "the one before");
-    let last = latest.read::<f64>("x", &[RANKS * LEN - 1..RANKS * LEN]).map_err(text)?;
+    let last =
+        latest.read::<f64>("x", std::slice::from_ref(&(RANKS * LEN - 1..RANKS * LEN))).map_err(text)?;
     assert_eq!(last, [RANKS as f64 - 1.0]);
     let error = text(Checkpoint::open(folder.path().join("step-000000002")).unwrap_err());
     let shard = format!("shard-{victim:05}-of-{RANKS:05}.safetensors");

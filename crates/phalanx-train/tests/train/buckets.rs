@@ -9,6 +9,8 @@ use phalanx_train::buckets::{
 };
 use phalanx_train::device::{Host, Number};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Buckets = GradientBuckets<Host>;
 
@@ -232,6 +234,41 @@ fn gradients_written_to_their_slots_are_reduced_like_those_added() {
             buckets.finish(&comm).unwrap();
             assert_eq!(read::<f32>(&buckets, "w", 2), [6.0; 2]);
         }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_bucket_is_sent_before_the_gradients_of_later_ones_are_there() {
+    phalanx::run(2, |comm| {
+        let mut buckets =
+            Buckets::new(&comm, &Host, &of_f32(&[("a", 1), ("b", 1), ("c", 1)]), SMALL).unwrap();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counter = sent.clone();
+        let count = move |_: usize, _: &[(&str, Range<usize>)], _: &Comm, _: &mut Values<Host>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        buckets.set_hook(Some(Box::new(count))).unwrap();
+        // In the first step the order is not known; then it is b, c, a.
+        for sent_after in [[0, 0, 0], [1, 2, 3]] {
+            sent.store(0, Ordering::Relaxed);
+            buckets.begin(&comm, 1.0).unwrap();
+            for (name, sent_then) in ["b", "c", "a"].into_iter().zip(sent_after) {
+                buckets.add(&comm, name, &&[1.0f32][..]).unwrap();
+                assert_eq!(sent.load(Ordering::Relaxed), sent_then);
+            }
+            buckets.finish(&comm).unwrap();
+            assert_eq!(sent.load(Ordering::Relaxed), 3);
+        }
+        // A later one waits for those before it.
+        sent.store(0, Ordering::Relaxed);
+        buckets.begin(&comm, 1.0).unwrap();
+        buckets.add(&comm, "c", &&[1.0f32][..]).unwrap();
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+        buckets.add(&comm, "b", &&[1.0f32][..]).unwrap();
+        assert_eq!(sent.load(Ordering::Relaxed), 2);
+        buckets.finish(&comm).unwrap();
     })
     .unwrap();
 }

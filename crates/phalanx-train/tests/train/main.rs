@@ -12,3 +12,4 @@ mod pipeline;
 mod replicas;
 mod sampler;
 mod sharding;
+mod tensor;

@@ -11,6 +11,9 @@ use crate::program::Problem;
 use phalanx::Error;
 use std::time::Duration;
 
+/// On NCCL, for so long what a rank had enqueued before it went may still arrive.
+const STILL_ARRIVES: Duration = Duration::from_secs(2);
+
 impl Plan {
     /// In a part of the world, the verdict must name the victim, too, by its number there.
     pub fn expect_in_part(&self, error: &Error, rank: usize) -> Result<(), Problem> {
@@ -27,7 +30,7 @@ impl Plan {
     /// The verdict on the victim's going, as far as it can be known.
     fn expect(&self, verdict: &Fields) -> Result<(), String> {
         let victim = self.victim.to_string();
-        // On NCCL, who has left is given two seconds, since what it had enqueued may still arrive.
+        // On NCCL, the deadline may pass before a rank that has left is given up.
         let overdue = self.backend == Backend::Nccl && verdict.get("kind") == Some("timeout");
         let (kind, event) = match self.way {
             Way::Leave if overdue => ("timeout", None),
@@ -134,7 +137,11 @@ fn judge_failure(plan: &Plan, fields: &Fields) -> Result<(), String> {
     if early && plan.way != Way::Abort {
         return Err(format!("it failed before anything had happened: {fields}"));
     }
-    let limit = if plan.way.comes_back() { plan.timeout() + GRACE } else { NOTICED };
+    let limit = match plan.way {
+        way if way.comes_back() => plan.timeout() + GRACE,
+        Way::Leave | Way::Panic if plan.backend == Backend::Nccl => NOTICED + STILL_ARRIVES,
+        _ => NOTICED,
+    };
     in_time(fields, limit + plan.surroundings.stands_still())
 }
 

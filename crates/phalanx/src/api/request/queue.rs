@@ -172,7 +172,7 @@ impl Requests {
                 let (sender, receiver) = channel();
                 let (backend, moving) = (self.backend.clone(), self.moving.clone());
                 let name = format!("phalanx-{}", self.backend.rank());
-                let handle = start_thread(name, move || work(&*backend, &moving, &receiver))?;
+                let handle = self.start_thread(name, move || work(&*backend, &moving, &receiver))?;
                 &worker.insert((sender, handle)).0
             }
         };
@@ -198,7 +198,7 @@ impl Requests {
         if mover.is_none() {
             let (backend, moving) = (self.backend.clone(), self.moving.clone());
             let name = format!("phalanx-m{}", self.backend.rank());
-            *mover = Some(start_thread(name, move || move_requests(&*backend, &moving))?);
+            *mover = Some(self.start_thread(name, move || move_requests(&*backend, &moving))?);
         }
         Ok(())
     }
@@ -208,6 +208,14 @@ impl Requests {
         under_way.into_iter().flatten().fold(outcome, |outcome, posted| {
             let waited = self.backend.wait(posted.id, &|| ());
             outcome.and(self.moving.request_ended(posted.record, waited))
+        })
+    }
+
+    fn start_thread(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+        std::thread::Builder::new().name(name).spawn(body).map_err(|e| {
+            let remedy = "a request needs a thread: raise `ulimit -u`, or use the operation without `start_`";
+            // A communicator that has failed answers its failure, whatever is called.
+            self.backend.check().err().unwrap_or_else(|| Error::system("starting a thread", e, remedy))
         })
     }
 
@@ -242,11 +250,4 @@ fn forget<T>(threads: &Mutex<Option<T>>) {
     if let Ok(mut threads) = threads.try_lock() {
         std::mem::forget(threads.take());
     }
-}
-
-fn start_thread(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name).spawn(body).map_err(|e| {
-        let remedy = "a request needs a thread: raise `ulimit -u`, or use the operation without `start_`";
-        Error::system("starting a thread", e, remedy)
-    })
 }

@@ -1,0 +1,157 @@
+//! Ranks of MPI whose error stream takes nothing, and jobs that are stopped as a whole.
+//!
+//! The thread that ends a hanging job says why first. It must come to the end whatever becomes of what it says.
+
+use super::Case;
+use crate::mpi::{Ended, Installation};
+use crate::scenario::{Outcome, Scenario};
+use phalanx::{Comm, ReduceOp};
+use std::time::{Duration, Instant};
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::process("mpi/error_stream", error_stream),
+    Scenario::rank("mpi/stopped_as_a_whole", |comm, _| stopped_as_a_whole(&comm)),
+];
+
+/// What becomes of what is written to standard error: it is refused, closed, without a reader, or with one that does not read.
+const STREAMS: [&str; 4] = ["full", "closed", "no_reader", "not_read"];
+
+/// The deadline of a rank that waits for one that does not come.
+const LIMIT: Duration = Duration::from_millis(500);
+/// How long a job may take, with the start and the end of its launcher.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a whole job is stopped: for longer than its deadline.
+const STOPPED: Duration = Duration::from_secs(3);
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    if !cfg!(target_os = "linux") {
+        return cases;
+    }
+    for (name, found) in Installation::all() {
+        let mut add = |what: String, run: fn(&Installation, &str) -> Result<(), String>| {
+            let (installation, argument) = (found.clone().ok(), what.clone());
+            let case = Case::new(format!("{name}/{what}"), move || {
+                let stream = argument.rsplit('/').next().unwrap_or_default();
+                run(installation.as_ref().ok_or("it is not installed")?, stream)
+            });
+            cases.push(case.ignored(found.clone().err()));
+        };
+        for stream in STREAMS {
+            add(format!("error_stream/deadline/{stream}"), deadline_passes);
+            add(format!("error_stream/exit/{stream}"), rank_exits);
+        }
+        add("stopped_as_a_whole".into(), |installation, _| {
+            installation.job(3).scenario("mpi/stopped_as_a_whole", &[]).succeed().map(drop)
+        });
+    }
+    cases
+}
+
+fn job(installation: &Installation, stream: &str, how: &str) -> Result<(Ended, Duration), String> {
+    let since = Instant::now();
+    let job = installation.job(2).scenario("mpi/error_stream", &[stream, how]);
+    Ok((job.deadline(PATIENCE).run()?, since.elapsed()))
+}
+
+fn deadline_passes(installation: &Installation, stream: &str) -> Result<(), String> {
+    let (ended, took) = job(installation, stream, "late")?;
+    // MPICH's MPI_Abort waits for the thread that is inside MPI, so the process aborts itself.
+    let aborts = installation.name != "open_mpi" && took < PATIENCE / 2;
+    expect(
+        &ended,
+        took,
+        if aborts && ended.status.and_then(|status| status.code()) == Some(6) { 6 } else { 124 },
+    )
+}
+
+fn rank_exits(installation: &Installation, stream: &str) -> Result<(), String> {
+    let (ended, took) = job(installation, stream, "exit")?;
+    expect(&ended, took, 3)
+}
+
+/// The job has this status: MPI_Abort's, or that of a rank. A rank that ends by a signal has another one.
+fn expect(ended: &Ended, took: Duration, status: i32) -> Result<(), String> {
+    if ended.status.and_then(|ended| ended.code()) == Some(status) && ended.left.is_empty() {
+        return Ok(());
+    }
+    Err(format!("not status {status}, after {took:?}: {ended:#?}"))
+}
+
+/// Rank 1 exits with status 3, or does not come. Arguments: what becomes of standard error, and which of the two.
+fn error_stream(args: &[String]) -> Outcome {
+    let comm = phalanx::init().map_err(|error| error.to_string())?;
+    comm.barrier().map_err(|error| error.to_string())?;
+    let _open = replace_error_stream(&args[0])?;
+    match (comm.rank(), args[1].as_str()) {
+        (1, "exit") => std::process::exit(3),
+        (1, _) => {
+            std::thread::sleep(PATIENCE);
+            Err("the job has not ended".into())
+        }
+        (_, "exit") => comm.barrier().map(|()| String::new()).map_err(|error| error.to_string()),
+        _ => Err(format!("the barrier came back: {:?}", comm.within(LIMIT).barrier())),
+    }
+}
+
+/// What is returned keeps the stream as it is.
+#[cfg(target_os = "linux")]
+fn replace_error_stream(with: &str) -> Result<Option<std::io::PipeReader>, String> {
+    use rustix::stdio::dup2_stderr;
+    let text = |error: std::io::Error| error.to_string();
+    match with {
+        "full" => {
+            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").map_err(text)?;
+            dup2_stderr(full).map_err(|error| error.to_string())?;
+        }
+        "closed" => {
+            // SAFETY: nothing of this process owns the descriptor of its error stream.
+            unsafe { libc::close(2) };
+        }
+        "no_reader" => {
+            let (reader, writer) = std::io::pipe().map_err(text)?;
+            dup2_stderr(writer).map_err(|error| error.to_string())?;
+            drop(reader);
+        }
+        _ => {
+            use std::io::Write;
+            let (reader, mut writer) = std::io::pipe().map_err(text)?;
+            rustix::io::ioctl_fionbio(&writer, true).map_err(|error| error.to_string())?;
+            while writer.write(&[b'.'; 4096]).is_ok() {}
+            rustix::io::ioctl_fionbio(&writer, false).map_err(|error| error.to_string())?;
+            dup2_stderr(writer).map_err(|error| error.to_string())?;
+            return Ok(Some(reader));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn replace_error_stream(_with: &str) -> Result<Option<std::io::PipeReader>, String> {
+    Err("for Linux".into())
+}
+
+/// All ranks are stopped, for longer than their deadline, while the others wait for rank 0.
+fn stopped_as_a_whole(comm: &Comm) -> Outcome {
+    let text = |error: phalanx::Error| error.to_string();
+    let mut processes = vec![0u32; comm.world_size()];
+    comm.all_gather(&[std::process::id()], &mut processes).map_err(text)?;
+    comm.set_timeout(STOPPED - Duration::from_secs(1));
+    if comm.rank() == 0 {
+        let list = processes.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        let script = format!("sleep 0.5; kill -STOP {list}; sleep {}; kill -CONT {list}", STOPPED.as_secs());
+        let shell = std::process::Command::new("sh").args(["-c", &script]).spawn();
+        shell.map_err(|error| error.to_string())?;
+    }
+    let began = Instant::now();
+    loop {
+        if comm.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let mut going = [u8::from(began.elapsed() < STOPPED + Duration::from_secs(1))];
+        comm.all_reduce_in_place(&mut going, ReduceOp::Min).map_err(text)?;
+        if going == [0] {
+            return Ok(String::new());
+        }
+    }
+}
