@@ -98,6 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::single_range_in_vec_init)]
     fn ranges_are_the_same_after_being_shortened() {
         for ranges in [
             vec![],

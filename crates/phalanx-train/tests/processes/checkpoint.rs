@@ -1,5 +1,8 @@
 //! A rank is killed while a checkpoint is written.
 
+// Blocks are lists of ranges, of which most have one.
+#![allow(clippy::single_range_in_vec_init)]
+
 use libtest_mimic::Trial;
 use phalanx::Comm;
 use phalanx_testkit::fault::{self, Fault};

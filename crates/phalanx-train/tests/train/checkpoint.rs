@@ -1,5 +1,8 @@
 //! Checkpoints: saved by some ranks, read by others.
 
+// Blocks are lists of ranges, of which most have one.
+#![allow(clippy::single_range_in_vec_init)]
+
 use phalanx::Comm;
 use phalanx_train::Error;
 use phalanx_train::checkpoint::{Checkpoint, Progress, Saver, State, list};
