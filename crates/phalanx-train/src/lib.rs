@@ -10,6 +10,7 @@
 //! | time; the model fits on each rank | each rank computes the gradient of a part of the batch | [`buckets`] |
 //! | memory for the optimizer, gradients or parameters | each rank keeps a part of them | [`sharding`], [`optimizer`] |
 //! | memory or time of one layer | a layer's matrices are split | [`tensor`] |
+//! | memory for long sequences | the sequence is split, also in attention | [`attention`], [`tensor`] |
 //! | memory for all layers | each rank has some of the layers | [`pipeline`] |
 //! | time for more parameters | experts, of which each token uses few | [`expert`] |
 //! | the network between ranks | smaller messages, or fewer | [`compress`], [`outer`] |
@@ -28,6 +29,7 @@
 //! - Arguments are checked before anything is sent. An [`Error::Usage`] names the value, what is possible, and what to do.
 //! - Results are the same bits on every rank that has them.
 
+pub mod attention;
 pub mod buckets;
 pub mod checkpoint;
 pub mod compress;

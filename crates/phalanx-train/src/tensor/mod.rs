@@ -28,6 +28,7 @@
 //! | [`gather`] along a dimension | all parts on every rank | own part of the gradient, or [`scatter_sum`] if each rank has a summand of it |
 //! | [`own_part`] | own part | [`gather`] |
 //! | [`scatter_sum`] | own part of the sum | [`gather`] |
+//! | [`exchange`] | from parts along one dimension to parts along another | the exchange back |
 //!
 //! With sequence parallelism, activations outside the regions are split along the sequence: into the region is [`gather`], out of it
 //! [`scatter_sum`]. Parameters that are outside (norms, biases behind the sum) see a part of the tokens on each rank: their gradients take
@@ -114,12 +115,12 @@ impl Split {
         self.whole.is_multiple_of(self.parts.len())
     }
 
-    /// Parts that follow one another, rank by rank, and the whole tensor: between the two, a rank's part.
+    /// Copies a rank's part to its place in the whole.
     fn copy<D: Slabs, T: Number>(
         &self,
         device: &D,
         rank: usize,
-        (whole, at): (&mut D::Buffer<T>, usize),
+        whole: &mut D::Buffer<T>,
         parts: &D::View<'_, T>,
     ) -> Result<()> {
         let (len, row) = (self.parts[rank].len() * self.inner, self.whole * self.inner);
@@ -128,7 +129,7 @@ impl Split {
             return Ok(());
         }
         let end = whole.len();
-        device.copy_rows(self.outer, len, parts, len, &mut device.view_mut(whole, at + start..end), row)
+        device.copy_rows(self.outer, len, parts, len, &mut device.view_mut(whole, start..end), row)
     }
 }
 
@@ -173,7 +174,7 @@ pub fn gather<D: Slabs, T: Number>(
     let mut at = 0;
     for rank in 0..split.parts.len() {
         let len = split.part_len(rank);
-        split.copy(device, rank, (&mut whole, 0), &device.view(&parts, at..at + len))?;
+        split.copy(device, rank, &mut whole, &device.view(&parts, at..at + len))?;
         at += len;
     }
     Ok(whole)
@@ -243,4 +244,45 @@ pub fn scatter_sum<D: Slabs, T: Number>(
         comm.reduce_scatter_v(send, &mut own, &split.counts(), ReduceOp::Sum)?;
     }
     Ok(own)
+}
+
+/// From parts along dimension `from` to parts along dimension `to` of a tensor of `shape`: each rank keeps as much. For attention, from a part of
+/// the tokens to a part of the heads, and back (Ulysses, Jacobs et al. 2023). Its backward is the exchange the other way.
+///
+/// # Errors
+/// [`Error::Usage`] if a dimension does not exist or both are one, or `own` is not of the length that its rank has. Errors of `comm` and of the
+/// device.
+pub fn exchange<D: Slabs, T: Number>(
+    comm: &Comm,
+    device: &D,
+    shape: &[usize],
+    [from, to]: [usize; 2],
+    own: &D::Buffer<T>,
+) -> Result<D::Buffer<T>> {
+    if from == to {
+        return Err(Error::usage(format!(
+            "an exchange from dimension {from} to itself: give two dimensions"
+        )));
+    }
+    // What this rank has, by its dimension `to`; and what it gets, by its dimension `from`.
+    let (mut before, mut after) = (shape.to_vec(), shape.to_vec());
+    let (own_before, own_after) = (Split::new(comm, shape, from)?, Split::new(comm, shape, to)?);
+    before[from] = own_before.parts[comm.rank()].len();
+    after[to] = own_after.parts[comm.rank()].len();
+    let (before, after) = (Split::new(comm, &before, to)?, Split::new(comm, &after, from)?);
+    check("this rank's part", own.len(), before.len())?;
+    let (mut send, mut received) = (device.zeros::<T>(before.len())?, device.zeros::<T>(after.len())?);
+    let mut at = 0;
+    for rank in 0..before.parts.len() {
+        take(&before, device, rank, own, &mut send, at)?;
+        at += before.part_len(rank);
+    }
+    comm.all_to_all_v(&send, &before.counts(), &mut received, &after.counts())?;
+    let (mut whole, mut at) = (device.zeros::<T>(after.len())?, 0);
+    for rank in 0..after.parts.len() {
+        let len = after.part_len(rank);
+        after.copy(device, rank, &mut whole, &device.view(&received, at..at + len))?;
+        at += len;
+    }
+    Ok(whole)
 }

@@ -1,5 +1,6 @@
 //! Parts of training among several ranks, against one rank and against values worked out by hand.
 
+mod attention;
 mod buckets;
 mod checkpoint;
 mod compress;

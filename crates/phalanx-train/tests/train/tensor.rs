@@ -2,8 +2,9 @@
 
 use phalanx::{Comm, bf16};
 use phalanx_train::device::Host;
+use phalanx_train::mesh::{Axis, Mesh};
 use phalanx_train::tensor::{
-    ColumnParallel, RowParallel, VocabularyParallel, gather, own_part, scatter_sum, sum,
+    ColumnParallel, RowParallel, VocabularyParallel, exchange, gather, own_part, scatter_sum, sum,
 };
 use std::ops::Range;
 
@@ -87,6 +88,44 @@ fn gathering_and_scattering_work_along_any_dimension_and_for_uneven_parts() {
         })
         .unwrap();
     }
+}
+
+/// From a part of the tokens to a part of the heads, and back; and between all other dimensions.
+#[test]
+fn an_exchange_moves_the_split_to_another_dimension() {
+    for ranks in 1..=8 {
+        phalanx::run(ranks, |comm| {
+            for shape in [[8, 4, 3], [5, 7, 2], [2, 3, 9]] {
+                let whole = numbers(9, shape.iter().product());
+                let own = |dimension: usize| own_part(&comm, &Host, &shape, dimension, &whole).unwrap();
+                for [from, to] in [[0, 1], [1, 0], [0, 2], [2, 1]] {
+                    let moved = exchange(&comm, &Host, &shape, [from, to], &own(from)).unwrap();
+                    assert_eq!(moved, own(to), "{shape:?} from {from} to {to} on {ranks}");
+                }
+            }
+            let error = |dimensions| {
+                exchange(&comm, &Host, &[2, 2], dimensions, &vec![0.0f32]).unwrap_err().to_string()
+            };
+            assert!(error([1, 1]).contains("from dimension 1 to itself"));
+            assert!(error([0, 2]).contains("dimension 2 of a tensor of shape [2, 2]"));
+        })
+        .unwrap();
+    }
+}
+
+/// Two heads of keys and values on four ranks: neighbours hold the same head, and their gradients count together.
+#[test]
+fn gradients_of_copied_heads_are_summed_over_the_copies() {
+    phalanx::run(4, |comm| {
+        let mesh = Mesh::new(&comm, &[(Axis::Tensor, 4)]).unwrap();
+        let copies = mesh.copies(Axis::Tensor, 2).unwrap();
+        let mut gradient = [(comm.rank() + 1) as f64];
+        sum(&copies, &mut gradient).unwrap();
+        assert_eq!(gradient, [3.0, 3.0, 7.0, 7.0][comm.rank()..=comm.rank()]);
+        let error = mesh.copies(Axis::Tensor, 3).unwrap_err().to_string();
+        assert!(error.contains('3') && error.contains('4'), "{error}");
+    })
+    .unwrap();
 }
 
 /// Gathering along the inner dimension, backwards: the gradients of all ranks' copies, summed, and each rank's part of it.
