@@ -210,7 +210,7 @@ impl Builder {
             check,
             listener,
             #[cfg(feature = "_nccl")]
-            nccl: Arc::new(crate::backend::nccl::NcclSettings { config: self.nccl, check, driver: None }),
+            nccl: Arc::new(crate::backend::nccl::NcclSettings::from_environment(self.nccl, check)?),
         })
     }
 }

@@ -6,4 +6,6 @@ pub(crate) mod copies;
 pub(crate) mod cuda;
 #[cfg(feature = "rccl")]
 pub mod hip;
+#[cfg(feature = "nccl")]
+pub(crate) mod kernels;
 pub(crate) mod nccl;

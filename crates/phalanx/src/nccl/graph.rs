@@ -3,6 +3,7 @@
 use crate::api::comm::{Comm, View};
 use crate::api::group::{CommGroup, Group};
 use crate::backend::nccl::{HeldGraph, NcclComm, check_on_device};
+use crate::buffer::stream::GpuStream;
 use crate::contract::{Blocks, Call, Direction};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
@@ -102,7 +103,7 @@ where
             })
         })?;
         graph.upload()?;
-        let graph = nccl.hold(graph);
+        let graph = nccl.hold(graph, GpuStream::Cuda(stream));
         Ok(Graph { graph, captured, buffers, describe, comm })
     }
 

@@ -123,7 +123,7 @@ fn await_returns(
 pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>> {
     check_world_size(gpus.len())?;
     crate::backend::nccl::available(flavour, 1)?;
-    let settings = NcclSettings::driven_here(check_from_environment()?);
+    let settings = NcclSettings::driven_here(check_from_environment()?)?;
     let hosts = thread_ranks(gpus.len(), timeout_from_environment()?)?;
     std::thread::scope(|scope| {
         let join = |(host, gpu): (HostComm, &usize)| {

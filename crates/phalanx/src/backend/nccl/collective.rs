@@ -68,7 +68,25 @@ impl Communicator {
         }
     }
 
-    /// Enqueues a collective.
+    /// Enqueues a collective: an own kernel, or the library's.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Communicator::enqueue).
+    #[inline]
+    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+        #[cfg(feature = "nccl")]
+        if let Some((direct, algorithm)) = self.own_kernel(call) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                direct.enqueue(&self.device, self.rank, call, algorithm, |stream| self.stream_of(stream))
+            }?;
+            return Ok(Progress::Enqueued);
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.enqueue(call, needs) }
+    }
+
+    /// Enqueues a collective by the library.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, with addresses in this device's memory; the device's library

@@ -7,6 +7,8 @@ use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
 use super::device::GpuDevice;
 #[cfg(feature = "nccl")]
+use super::direct::{Algorithm, Direct};
+#[cfg(feature = "nccl")]
 use super::graphs::Graphs;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
@@ -64,6 +66,9 @@ pub(crate) struct Communicator {
     pub(crate) all_leave: AtomicBool,
     /// Whether this rank has left, or is about to.
     pub(crate) is_departing: AtomicBool,
+    /// phalanx's own kernels, if all ranks can run them. Set when the communicator is made.
+    #[cfg(feature = "nccl")]
+    pub(crate) direct: OnceLock<Direct>,
     /// CUDA graphs of its operations.
     #[cfg(feature = "nccl")]
     pub(crate) graphs: Graphs,
@@ -187,6 +192,8 @@ impl Communicator {
             all_leave: AtomicBool::new(false),
             is_departing: AtomicBool::new(false),
             is_alone: AtomicBool::new(false),
+            #[cfg(feature = "nccl")]
+            direct: OnceLock::new(),
             #[cfg(feature = "nccl")]
             graphs: Graphs::default(),
             is_one_sided: AtomicBool::new(false),
@@ -358,7 +365,24 @@ impl Communicator {
         last.announced.map(|announced| (announced, last.stream))
     }
 
-    /// Records and announces a collective that is about to be enqueued. Returns the arrival that it needs
+    /// The own kernel that carries a call out; `None` if the library does.
+    #[cfg(feature = "nccl")]
+    #[inline]
+    pub fn own_kernel(&self, call: &Call<'_>) -> Option<(&Direct, Algorithm)> {
+        let direct = self.direct.get()?;
+        direct.choose(call).map(|algorithm| (direct, algorithm))
+    }
+
+    /// Whether an own kernel carries a call out.
+    #[inline]
+    fn has_own_kernel(&self, #[cfg_attr(not(feature = "nccl"), expect(unused))] call: &Call<'_>) -> bool {
+        #[cfg(feature = "nccl")]
+        return self.own_kernel(call).is_some();
+        #[cfg(not(feature = "nccl"))]
+        return false;
+    }
+
+    /// Records and announces a collective that is about to be enqueued. Returns the arrival that the library needs
     /// first.
     #[inline(always)]
     pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
@@ -369,7 +393,10 @@ impl Communicator {
             (last.announced, last.stream) = (Some(announced), call.stream);
         }
         self.control_channel.announce(&announced);
-        let arrival = self.arrival_for(call, &announced, &mut last.connected);
+        let arrival = match self.has_own_kernel(call) {
+            true => None,
+            false => self.arrival_for(call, &announced, &mut last.connected),
+        };
         (announced, arrival)
     }
 

@@ -4,13 +4,14 @@
 //! So the communicator owns the graphs and destroys them first.
 
 use super::communicator::Communicator;
+use crate::buffer::stream::GpuStream;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use cudarc::driver::CudaGraph;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A graph, until its communicator fails.
-pub(crate) struct HeldGraph(Mutex<Option<CudaGraph>>);
+/// A graph, until its communicator fails, and the stream on which it is launched.
+pub(crate) struct HeldGraph(Mutex<Option<CudaGraph>>, GpuStream);
 
 // SAFETY: the driver's handles may be used by any thread, one at a time, which the lock sees to.
 unsafe impl Send for HeldGraph {}
@@ -23,8 +24,8 @@ pub(crate) struct Graphs(Mutex<Vec<Weak<HeldGraph>>>);
 
 impl Communicator {
     /// Takes a graph of its operations.
-    pub fn hold(&self, graph: CudaGraph) -> Arc<HeldGraph> {
-        let held = Arc::new(HeldGraph(Mutex::new(Some(graph))));
+    pub fn hold(&self, graph: CudaGraph, stream: GpuStream) -> Arc<HeldGraph> {
+        let held = Arc::new(HeldGraph(Mutex::new(Some(graph)), stream));
         let mut graphs = lock(&self.graphs.0);
         graphs.retain(|graph| graph.strong_count() > 0);
         graphs.push(Arc::downgrade(&held));
@@ -36,6 +37,9 @@ impl Communicator {
         let _current = self.device.enter();
         let launched = {
             let _locked = self.lock_library()?;
+            if let Some(direct) = self.direct.get() {
+                direct.come_after(&self.device, graph.1.raw(), |stream| self.stream_of(stream))?;
+            }
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };
         // The communicator has failed, and its abort needs the library lock.

@@ -2,6 +2,8 @@
 
 use super::communicator::Communicator;
 use super::device::{self, GpuDevice};
+#[cfg(feature = "nccl")]
+use super::direct::Direct;
 use super::init::CommOrigin;
 use super::library::{self, Library};
 use super::streams::Events;
@@ -91,6 +93,14 @@ impl NcclComm {
         // A communicator without a watchdog, or that other ranks failed to make, must not stay in the
         // library.
         arrived.and_then(|()| watchdog::watch(&communicator)).map_err(|error| communicator.fail(error))?;
+        #[cfg(feature = "nccl")]
+        if library.flavour() == Flavour::Nccl {
+            // SAFETY: as above.
+            let direct = unsafe { Direct::set_up(&*host_channel, &device, settings.algorithm) };
+            if let Some(direct) = direct.map_err(|error| communicator.fail(error))? {
+                let _ = communicator.direct.set(direct);
+            }
+        }
         Ok(NcclComm {
             communicator,
             host_channel,

@@ -22,6 +22,7 @@
 //! | `arrival.rs`, `watchdog.rs`, `library_lock.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs` | calls of the library |
+//! | `direct/` | phalanx's own kernels in place of the library's, where they are faster |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `device_comm.rs` | device communicators, for kernels of the program |
 //! | `memory/` | GPU memory that the library knows |
@@ -36,6 +37,8 @@ pub(crate) mod communicator;
 pub(crate) mod config;
 pub(crate) mod device;
 pub(crate) mod device_comm;
+#[cfg(feature = "nccl")]
+pub(crate) mod direct;
 #[cfg(feature = "nccl")]
 pub(crate) mod graphs;
 pub(crate) mod group;
@@ -67,6 +70,8 @@ use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Call, Operation, Shape, Transfer};
 use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
+#[cfg(feature = "nccl")]
+use crate::rendezvous::environment::variable;
 use crate::types::error::{Result, UsageError};
 use communicator::Communicator;
 #[cfg(feature = "nccl")]
@@ -94,16 +99,35 @@ pub(crate) struct NcclSettings {
     pub config: Config,
     /// Whether calls are compared between the ranks before anything is enqueued.
     pub check: bool,
+    /// Whether own kernels are used, and which.
+    #[cfg(feature = "nccl")]
+    pub algorithm: direct::Preference,
     /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank,
     /// it would wait forever.
     pub driver: Option<ThreadId>,
 }
 
 impl NcclSettings {
+    /// Settings, with what the environment says of own kernels.
+    pub fn from_environment(config: Config, check: bool) -> Result<NcclSettings> {
+        #[cfg(feature = "nccl")]
+        let algorithm = {
+            const NAME: &str = "PHALANX_GPU_ALGORITHM";
+            direct::Preference::parse(NAME, variable(NAME).as_deref())?
+        };
+        Ok(NcclSettings {
+            config,
+            check,
+            #[cfg(feature = "nccl")]
+            algorithm,
+            driver: None,
+        })
+    }
+
     /// Settings of ranks that this thread makes and drives.
-    pub fn driven_here(check: bool) -> Arc<NcclSettings> {
+    pub fn driven_here(check: bool) -> Result<Arc<NcclSettings>> {
         let driver = Some(std::thread::current().id());
-        Arc::new(NcclSettings { check, driver, ..NcclSettings::default() })
+        Ok(Arc::new(NcclSettings { driver, ..NcclSettings::from_environment(Config::default(), check)? }))
     }
 }
 
@@ -179,8 +203,8 @@ impl NcclComm {
 
     /// Takes a CUDA graph of operations that were captured on this communicator.
     #[cfg(feature = "nccl")]
-    pub fn hold(&self, graph: CudaGraph) -> Arc<HeldGraph> {
-        self.communicator.hold(graph)
+    pub fn hold(&self, graph: CudaGraph, stream: GpuStream) -> Arc<HeldGraph> {
+        self.communicator.hold(graph, stream)
     }
 
     /// Launches a CUDA graph of operations that were captured on this communicator.

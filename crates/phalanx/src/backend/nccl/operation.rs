@@ -148,7 +148,7 @@ pub(crate) unsafe fn collective_with(
         }
     };
     // SAFETY: as above; the addresses are on the device now.
-    let enqueue = |needs: &mut Needs| unsafe { communicator.enqueue(call, needs) };
+    let enqueue = |needs: &mut Needs| unsafe { communicator.carry_out(call, needs) };
     launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 

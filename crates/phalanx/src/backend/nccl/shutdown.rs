@@ -49,6 +49,10 @@ impl Communicator {
     /// If it has operations in an open group, or is being split, the library still reads it: the end of the
     /// group or split then aborts it.
     pub(crate) fn abort(&self) {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            direct.abort();
+        }
         let Some(abort) = self.library.ncclCommAbort else { return };
         if self.control_channel.is_copy() || self.is_queued() || self.ended.load(Ordering::Acquire) {
             return;
@@ -131,6 +135,8 @@ impl Communicator {
         if !self.is_alone.load(Ordering::Acquire) {
             self.control_channel.depart(departure);
         }
+        #[cfg(feature = "nccl")]
+        super::watchdog::free_when_all_have_left(self);
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
@@ -205,6 +211,10 @@ impl Communicator {
                     "something of a communicator could not be given back: {error}"
                 );
             }
+        }
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            direct.close();
         }
         // Lost ranks do not take part in the shutdown.
         if self.control_channel.has_casualties() {

@@ -25,6 +25,32 @@ const ROUND: Duration = Duration::from_millis(100);
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
+/// Communicators that this rank has left and whose memory peers may still write to.
+#[cfg(feature = "nccl")]
+static LEFT: Mutex<Vec<Arc<Communicator>>> = Mutex::new(Vec::new());
+
+/// Frees the memory of own kernels when all ranks have left.
+#[cfg(feature = "nccl")]
+pub(crate) fn free_when_all_have_left(communicator: &Arc<Communicator>) {
+    if communicator.direct.get().is_some() {
+        lock(&LEFT).push(communicator.clone());
+    }
+}
+
+/// Whether to look again later.
+#[cfg(feature = "nccl")]
+fn is_awaited(communicator: &Communicator) -> bool {
+    let channel = &communicator.control_channel;
+    if channel.have_all_left()
+        && let Some(direct) = communicator.direct.get()
+    {
+        let _current = communicator.device.enter();
+        direct.free();
+        return false;
+    }
+    !channel.has_casualties() && channel.check().is_ok()
+}
+
 /// A communicator, with the state seen in the last round.
 struct Watched {
     communicator: Weak<Communicator>,
@@ -109,6 +135,8 @@ fn start() -> Result<()> {
                 std::thread::sleep(ROUND);
                 let now = RunInstant::now();
                 lock(&WATCHED).retain_mut(|watched| watched.look(now));
+                #[cfg(feature = "nccl")]
+                lock(&LEFT).retain(|communicator| is_awaited(communicator));
             }
         });
         outcome = thread.map(drop).map_err(|error| {

@@ -1,0 +1,188 @@
+//! A call as a kernel's arguments, and its launch.
+
+use super::choose::{Algorithm, choose, factor};
+use super::setup::Direct;
+use super::tunables::{MAX_RANKS, SPREAD, WARPS};
+use crate::backend::nccl::device::{GpuDevice, GpuEvent};
+use crate::buffer::stream::GpuStream;
+use crate::contract::{Call, Operation};
+use crate::gpu::kernels::{Kernels, check};
+use crate::os::sync::lock;
+use crate::types::error::Result;
+use crate::types::memory::RawStream;
+use crate::types::op::ReductionCode;
+use cudarc::driver::sys;
+
+/// `Peer` in gpu/kernels/collectives.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Peer {
+    inbox: u64,
+    send: u64,
+    recv: u64,
+    send_bytes: u64,
+    recv_bytes: u64,
+    send_steps: u32,
+    recv_steps: u32,
+}
+
+/// `Arguments` in gpu/kernels/collectives.cu.
+#[repr(C)]
+struct Arguments {
+    own: u64,
+    abort: u64,
+    rank: u32,
+    ranks: u32,
+    op: u32,
+    same: u32,
+    factor: u64,
+    factor_is_address: u32,
+    once: u32,
+    peers: [Peer; MAX_RANKS],
+}
+
+impl Arguments {
+    /// Most steps of a block.
+    fn steps(&self) -> usize {
+        self.peers.iter().map(|peer| peer.send_steps.max(peer.recv_steps)).max().unwrap_or(0) as usize
+    }
+}
+
+/// The stream of the last kernel: one that runs on another stream waits for it, since both use the same FIFOs.
+#[derive(Default)]
+pub(crate) struct Order {
+    last: Option<RawStream>,
+}
+
+impl Direct {
+    /// The own kernel for a call; `None` if the library carries it out.
+    #[inline]
+    pub fn choose(&self, call: &Call<'_>) -> Option<Algorithm> {
+        choose(call, &self.topology)
+    }
+
+    /// Enqueues a call.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`, with addresses in this device's memory.
+    pub unsafe fn enqueue(
+        &self,
+        device: &GpuDevice,
+        rank: usize,
+        call: &Call<'_>,
+        algorithm: Algorithm,
+        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+    ) -> Result<()> {
+        let _current = device.enter();
+        let kernels = self.loaded(algorithm)?;
+        let arguments = self.arguments(rank, call, algorithm);
+        let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
+        // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
+        let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
+        self.come_after(device, call.stream, stream_of)?;
+        let mut pointers = [(&raw const arguments).cast_mut().cast::<std::ffi::c_void>()];
+        // SAFETY: a kernel with these arguments, which the driver copies. The memory behind them lives until the stream's work is
+        // complete: the buffers by the caller's contract, the FIFOs until all ranks have left.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                kernels.get(algorithm.kernel()),
+                lanes.div_ceil(warps) as u32,
+                1,
+                1,
+                32 * warps as u32,
+                1,
+                1,
+                0,
+                call.stream.0.cast(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })
+    }
+
+    fn loaded(&self, algorithm: Algorithm) -> Result<&Kernels> {
+        let place = &self.kernels[algorithm.module.index()];
+        match place.get() {
+            Some(kernels) => Ok(kernels),
+            None => {
+                let kernels = Kernels::load(self.gpu, algorithm.module)?;
+                Ok(place.get_or_init(|| kernels))
+            }
+        }
+    }
+
+    /// Orders the next kernel behind the last one, if that is on another stream.
+    pub fn come_after(
+        &self,
+        device: &GpuDevice,
+        stream: RawStream,
+        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+    ) -> Result<()> {
+        let mut order = lock(&self.order);
+        let before = order.last.replace(stream);
+        let Some(before) = before.filter(|before| *before != stream) else { return Ok(()) };
+        // A stream that is gone has no work.
+        let (Some(before), Some(stream)) = (stream_of(before), stream_of(stream)) else { return Ok(()) };
+        // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
+        if device.is_captured(before.raw())? != device.is_captured(stream.raw())? {
+            return Ok(());
+        }
+        let event = GpuEvent::new(device)?;
+        event.record(&before)?;
+        event.hold(&stream)
+    }
+
+    fn arguments(&self, rank: usize, call: &Call<'_>, algorithm: Algorithm) -> Arguments {
+        let (factor, is_address) = factor(call);
+        let mut arguments = Arguments {
+            own: self.own,
+            abort: self.abort_word(),
+            rank: rank as u32,
+            ranks: self.topology.ranks as u32,
+            op: call.reduction.code as u32,
+            same: u32::from(call.operation == Operation::AllReduce && !algorithm.two_hops),
+            factor,
+            factor_is_address: u32::from(is_address),
+            once: 0,
+            peers: self.peers(rank, call, algorithm),
+        };
+        let is_once = arguments.steps() <= algorithm.protocol.lanes()
+            && call.reduction.code != ReductionCode::PreMulSum;
+        arguments.once = u32::from(is_once && !algorithm.two_hops);
+        arguments
+    }
+
+    /// The blocks for and from each rank.
+    fn peers(&self, rank: usize, call: &Call<'_>, algorithm: Algorithm) -> [Peer; MAX_RANKS] {
+        let ranks = self.topology.ranks;
+        let (send, recv) = (call.send.addr() as u64, call.recv.addr() as u64);
+        let flow = call.flow();
+        let (writes, reads) = (flow.writers.includes(rank), flow.readers.includes(rank));
+        // Of an all_reduce in two hops: blocks of whole words, the first of which is the longest, and whose steps all have.
+        let bytes = call.blocks.longest() * call.dtype.size();
+        let hop = bytes.div_ceil(ranks).next_multiple_of(16);
+        let steps = |len: usize| {
+            let len = if algorithm.two_hops { hop } else { len };
+            len.div_ceil(algorithm.protocol.step()) as u32
+        };
+        let mut peers = [Peer::default(); MAX_RANKS];
+        for (number, peer) in peers.iter_mut().enumerate().take(ranks) {
+            peer.inbox = self.inboxes[number];
+            let (source, target) = if algorithm.two_hops {
+                let block = (number * hop).min(bytes)..((number + 1) * hop).min(bytes);
+                (block.clone(), block)
+            } else {
+                (flow.source(rank, number), flow.target(rank, number))
+            };
+            if writes && flow.readers.includes(number) {
+                peer.send = send + source.start as u64;
+                (peer.send_bytes, peer.send_steps) = (source.len() as u64, steps(source.len()));
+            }
+            if reads && flow.writers.includes(number) {
+                peer.recv = recv + target.start as u64;
+                (peer.recv_bytes, peer.recv_steps) = (target.len() as u64, steps(target.len()));
+            }
+        }
+        peers
+    }
+}

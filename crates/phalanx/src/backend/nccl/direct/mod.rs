@@ -1,0 +1,23 @@
+//! Collectives by phalanx's own kernels, where the GPUs of all ranks reach each other's memory. They take half of NCCL's time up to a
+//! few MiB. NCCL does the rest, on the same stream and in the same order.
+//!
+//! | file | what |
+//! |---|---|
+//! | `choose.rs`, `tunables.rs` | which calls go where, and by which algorithm |
+//! | `setup.rs` | memory that peers write to: allocated, exchanged, opened, given back |
+//! | `launch.rs` | a call as a kernel's arguments, and its launch |
+//!
+//! The kernels are in `gpu/kernels`, where `fifo.cuh` says how data travels. Three properties matter here:
+//!
+//! - A kernel's warps wait for those of the peers, and leave when the abort word is set. So a wait on the stream ends as it does with
+//!   NCCL: the communicator fails, and its abort sets the word.
+//! - Numbers of steps are in device memory, advanced by the kernels. A captured graph can be replayed, and calls between replays work.
+//! - Contributions are combined in rank order, with the arithmetic of host memory.
+
+mod choose;
+mod launch;
+mod setup;
+mod tunables;
+
+pub(crate) use choose::{Algorithm, Preference};
+pub(crate) use setup::Direct;

@@ -1,0 +1,403 @@
+// Collectives of the GPUs of a host. Every rank launches one kernel; a warp takes steps lane, lane + lanes, ... of each block.
+//
+// Compiled once for the operations that only move data, and once for each element type that is reduced (-D ELEMENT=F32
+// -D TYPE=f32).
+#include "element.cuh"
+
+// `Peer` and `Arguments` in src/backend/nccl/direct/launch.rs. What is used together is in one place: a kernel's arguments are read
+// through a cache that is empty when it begins.
+struct Peer {
+    Inbox* inbox;    // of this rank, in the peer's memory
+    const u8* send;  // the block for the peer
+    u8* recv;        // where the peer's block goes; in reductions the same for all
+    u64 send_bytes, recv_bytes;
+    u32 send_steps, recv_steps;  // of the blocks, in all lanes
+};
+struct Arguments {
+    Inbox* own;             // of the peers, in this rank's memory
+    const u32* abort;       // not 0: give up
+    u32 rank, ranks;
+    u32 op;
+    u32 same;               // all peers get the same block, which is this rank's contribution
+    u64 factor;             // of a pre-multiplied sum: bits, or the address of the bits
+    u32 factor_is_address;
+    u32 once;               // no block has more steps than there are lanes
+    Peer peers[MAX_RANKS];  // the peer of this rank's own place has its own block
+};
+
+// The part of a block that a lane has: of `total` steps those with the numbers lane, lane + stride, ...
+template <class P> static __device__ __forceinline__ u32 steps_of(u32 total, u32 lane) {
+    return lane >= total ? 0 : (total - lane + P::LANES - 1) / P::LANES;
+}
+template <class P> static __device__ __forceinline__ u64 start_of(u32 index, u32 lane) {
+    return (u64)(index * P::LANES + lane) * P::BYTES;
+}
+
+static __device__ __forceinline__ u32 lane_of_warp() { return blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; }
+
+// One rank's exchange with all peers, step by step. The next step's data is read from memory before it is its turn.
+//
+// Where both ends of a pair send as much, a step that arrives also says that the peer has emptied this rank's steps but two:
+// everybody sends step i + 1 before it receives step i.
+template <class P> struct Exchange {
+    const Arguments& a;
+    Lane<P> lane;
+    u32 sends, receives;  // steps to and from peer `thread`
+    u32 before;           // steps to and from each before these
+    u32 to, index;        // whose turn it is next to be sent a step, and which
+    u64 next[P::UNITS];   // its data
+
+    __device__ __forceinline__ Exchange(const Arguments& a) : a(a), before(0), to(a.rank), index(0) {
+        const u32 thread = threadIdx.x % 32, lane_ = lane_of_warp();
+        const bool is_peer = thread < a.ranks && thread != a.rank;
+        const Peer& peer = a.peers[thread % MAX_RANKS];
+        sends = is_peer ? steps_of<P>(peer.send_steps, lane_) : 0;
+        receives = is_peer ? steps_of<P>(peer.recv_steps, lane_) : 0;
+        lane.begin(is_peer ? peer.inbox : nullptr, a.own + (thread < a.rank ? thread : thread - 1), lane_, a.abort);
+    }
+
+    // How often the warp goes round.
+    __device__ __forceinline__ u32 rounds() {
+        u32 most = sends > receives ? sends : receives;
+#pragma unroll 1
+        for (u32 d = MAX_RANKS / 2; d > 0; d /= 2) {
+            const u32 other = __shfl_xor_sync(ALL, most, d);
+            most = most > other ? most : other;
+        }
+        return __shfl_sync(ALL, most, 0);
+    }
+
+    // Goes to the next step to be sent, and reads its data.
+    __device__ __forceinline__ void advance() {
+        if (++to == a.ranks) to = 0;
+        if (to == a.rank) {
+            if (++to == a.ranks) to = 0;
+        }
+        const Peer& peer = a.peers[to];
+        const u64 start = start_of<P>(index, lane.lane);
+        load_step<P>(next, peer.send + start, (long long)(peer.send_bytes - start));
+    }
+
+    // Sends every peer the step with this index, if it has one. Index -1 only reads the data of the first.
+    __device__ __forceinline__ void send(int i) {
+#pragma unroll 1
+        for (u32 d = i < 0 ? a.ranks - 1 : 1; d < a.ranks; d++) {
+            if (i >= 0 && i < (int)__shfl_sync(ALL, sends, to)) lane.send(a.peers[to].inbox, to, next, before + i + 1);
+            index = d + 1 == a.ranks ? i + 1 : i;
+            advance();
+        }
+    }
+
+    __device__ __forceinline__ bool receive(u32 peer, u32 i, u64 (&v)[P::UNITS]) {
+        if (!lane.receive(a.own, a.rank, peer, v, before + i + 1)) return false;
+        const u32 expected = __shfl_sync(ALL, receives, peer);
+        if (expected == __shfl_sync(ALL, sends, peer))
+            lane.learn(peer, before + (i > 1 ? i - 1 : 0));
+        else if (i + DEPTH < expected + before)
+            lane.tell(a.peers[peer].inbox, peer, before + i + 1);
+        return true;
+    }
+
+    __device__ __forceinline__ void end() {
+        if (!lane.aborted) lane.end(sends > 0 ? before + sends : 0, receives > 0 ? before + receives : 0);
+    }
+};
+
+// The same where every lane has at most one step: short operations, whose time is that of the instructions on their way.
+template <class P> struct Once {
+    const Arguments& a;
+    Lane<P> lane;
+    u64 start;
+
+    __device__ __forceinline__ Once(const Arguments& a, u64 (&mine)[P::UNITS]) : a(a) {
+        const u32 thread = threadIdx.x % 32, lane_ = lane_of_warp();
+        start = start_of<P>(0, lane_);
+        // What most need first is on its way before anything else is asked for.
+        const Peer& first = a.peers[a.same ? a.rank : after(a.rank)];
+        load_step<P>(mine, first.send + start, (long long)(first.send_bytes - start));
+        const bool is_peer = thread < a.ranks && thread != a.rank;
+        const Peer& peer = a.peers[thread % MAX_RANKS];
+        lane.begin(is_peer ? peer.inbox : nullptr, a.own + (thread < a.rank ? thread : thread - 1), lane_, a.abort);
+    }
+
+    __device__ __forceinline__ u32 after(u32 rank) const { return rank + 1 == a.ranks ? 0 : rank + 1; }
+
+    // Sends every peer its step, the first of which is in `v`.
+    __device__ __forceinline__ void send(u64 (&v)[P::UNITS]) {
+        u32 to = after(a.rank);
+#pragma unroll 1
+        for (u32 d = 1; d < a.ranks; d++, to = after(to)) {
+            const Peer& peer = a.peers[to];
+            if (d > 1 && !a.same) load_step<P>(v, peer.send + start, (long long)(peer.send_bytes - start));
+            if (lane.lane < peer.send_steps) lane.send(peer.inbox, to, v, 1);
+        }
+    }
+
+    __device__ __forceinline__ void end() {
+        const Peer& peer = a.peers[lane.thread % MAX_RANKS];
+        const u32 sends = lane.lane < peer.send_steps, receives = lane.lane < peer.recv_steps;
+        // A peer that has sent has begun this call, so it has emptied what was before.
+        if (receives && lane.acked < lane.sent) lane.acked = lane.sent;
+        if (!lane.aborted) lane.end(sends, receives);
+    }
+};
+
+template <class P> static __device__ void move_once(const Arguments& a) {
+    u64 v[P::UNITS];
+    Once<P> once(a, v);
+    once.send(v);
+    u32 peer = a.rank;
+#pragma unroll 1
+    for (u32 d = 0; d < a.ranks; d++, peer = once.after(peer)) {
+        const Peer& from = a.peers[peer];
+        if (once.lane.lane >= from.recv_steps || (d == 0 && from.recv == from.send)) continue;
+        if (d == 0)
+            load_step<P>(v, from.send + once.start, (long long)(from.recv_bytes - once.start));
+        else if (!once.lane.receive(a.own, a.rank, peer, v, 1))
+            return;
+        store_step<P>(v, from.recv + once.start, (long long)(from.recv_bytes - once.start));
+    }
+    once.end();
+}
+
+// Moves blocks: every rank gives each rank what is for it.
+template <class P> static __device__ void move(const Arguments& a) {
+    Exchange<P> exchange(a);
+    const u32 lane = exchange.lane.lane;
+    const Peer& self = a.peers[a.rank];
+    const u32 own = self.recv != self.send ? steps_of<P>(self.recv_steps, lane) : 0;
+    u32 rounds = exchange.rounds();
+    if (rounds < own) rounds = own;
+    u64 v[P::UNITS];
+    // In round i, step i + 1 is sent, and step i received.
+#pragma unroll 1
+    for (int i = -2; i < (int)rounds; i++) {
+        exchange.send(i + 1);
+        if (i < 0) continue;
+        const u64 start = start_of<P>(i, lane);
+        u32 peer = a.rank;
+#pragma unroll 1
+        for (u32 d = 0; d < a.ranks; d++) {
+            const Peer& from = a.peers[peer];
+            if (d == 0) {
+                if (i < (int)own) load_step<P>(v, from.send + start, from.recv_bytes - start);
+            } else if (i < (int)__shfl_sync(ALL, exchange.receives, peer)) {
+                if (!exchange.receive(peer, i, v)) return;
+            }
+            if (i < (int)(d == 0 ? own : __shfl_sync(ALL, exchange.receives, peer)))
+                store_step<P>(v, from.recv + start, from.recv_bytes - start);
+            peer = peer == 0 ? a.ranks - 1 : peer - 1;
+        }
+        if (exchange.lane.aborted) return;
+    }
+    exchange.end();
+}
+
+#ifndef ELEMENT
+
+extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll(const __grid_constant__ Arguments a) {
+    a.once ? move_once<Ll>(a) : move<Ll>(a);
+}
+extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll128(const __grid_constant__ Arguments a) {
+    a.once ? move_once<Ll128>(a) : move<Ll128>(a);
+}
+
+#else
+
+// The factors of a pre-multiplied sum: every rank sends its own, since products are taken where they are summed.
+template <class P> struct Factors {
+    u64 bits = 0;  // of rank `thread`
+
+    __device__ bool exchange(Exchange<P>& exchange) {
+        const Arguments& a = exchange.a;
+        Lane<P>& lane = exchange.lane;
+        const u64 own = a.factor_is_address ? load_bytes((const u8*)a.factor, ELEMENT::SIZE) : a.factor;
+        u64 v[P::UNITS];
+        v[0] = own;
+#pragma unroll
+        for (u32 u = 1; u < P::UNITS; u++) v[u] = 0;
+#pragma unroll 1
+        for (u32 peer = 0; peer < a.ranks; peer++)
+            if (__shfl_sync(ALL, exchange.sends, peer) > 0) lane.send(a.peers[peer].inbox, peer, v, 1);
+#pragma unroll 1
+        for (u32 peer = 0; peer < a.ranks; peer++) {
+            u64 theirs = own;
+            if (peer != a.rank) {
+                if (__shfl_sync(ALL, exchange.receives, peer) == 0) continue;
+                if (!lane.receive(a.own, a.rank, peer, v, 1)) return false;
+                theirs = __shfl_sync(ALL, v[0], 0);
+            }
+            if (lane.thread == peer) bits = theirs;
+        }
+        exchange.before = 1;
+        return true;
+    }
+};
+
+template <class P, class A> struct Reducer {
+    Sum<P, ELEMENT, A> sum;
+    u32 op;
+    Factors<P> factors;
+
+    __device__ __forceinline__ void put(u32 rank, const u64 (&v)[P::UNITS]) {
+        if (op == PRE_MUL_SUM) {
+            const A factor = ELEMENT::template up<A>(__shfl_sync(ALL, factors.bits, rank));
+            Sum<P, ELEMENT, A> one;
+            one.first(v);
+#pragma unroll
+            for (u32 u = 0; u < P::UNITS; u++)
+#pragma unroll
+                for (u32 i = 0; i < Sum<P, ELEMENT, A>::EACH; i++) {
+                    const A x = multiply(one.acc[u][i], factor);
+                    sum.acc[u][i] = rank == 0 ? x : combine<SUM, A>(sum.acc[u][i], x);
+                }
+        } else if (rank == 0) {
+            sum.first(v);
+        } else {
+            sum.add(v, op);
+        }
+    }
+};
+
+template <class P, class A> static __device__ void reduce_once(const Arguments& a) {
+    u64 mine[P::UNITS], v[P::UNITS];
+    Once<P> once(a, v);
+    const Peer& self = a.peers[a.rank];
+    const bool combines = once.lane.lane < self.recv_steps;
+    if (a.same) {
+#pragma unroll
+        for (u32 u = 0; u < P::UNITS; u++) mine[u] = v[u];
+    } else if (combines) {
+        load_step<P>(mine, self.send + once.start, (long long)(self.recv_bytes - once.start));
+    }
+    once.send(v);
+    if (combines) {
+        Sum<P, ELEMENT, A> sum;
+#pragma unroll 1
+        for (u32 rank = 0; rank < a.ranks; rank++) {
+            if (rank == a.rank) {
+#pragma unroll
+                for (u32 u = 0; u < P::UNITS; u++) v[u] = mine[u];
+            } else if (!once.lane.receive(a.own, a.rank, rank, v, 1)) {
+                return;
+            }
+            if (rank == 0)
+                sum.first(v);
+            else
+                sum.add(v, a.op);
+        }
+        sum.finish(v, a.op, a.ranks);
+        store_step<P>(v, self.recv + once.start, (long long)(self.recv_bytes - once.start));
+    }
+    once.end();
+}
+
+// Every rank gives each reader the block that is for it, and combines what it gets, in rank order.
+template <class P, class A> static __device__ void reduce(const Arguments& a) {
+    Exchange<P> exchange(a);
+    const u32 lane = exchange.lane.lane;
+    Reducer<P, A> reducer;
+    reducer.op = a.op;
+    if (a.op == PRE_MUL_SUM && !reducer.factors.exchange(exchange)) return;
+    const Peer& self = a.peers[a.rank];
+    const u32 rounds = exchange.rounds(), own = steps_of<P>(self.recv_steps, lane);
+    u64 v[P::UNITS], mine[P::UNITS];
+    // In round i, step i + 1 is sent, and step i combined.
+#pragma unroll 1
+    for (int i = -2; i < (int)rounds; i++) {
+        const bool combines = i >= 0 && i < (int)own;
+        const u64 start = start_of<P>(i, lane);
+        if (combines) load_step<P>(mine, self.send + start, (long long)(self.recv_bytes - start));
+        exchange.send(i + 1);
+        if (combines) {
+#pragma unroll 1
+            for (u32 rank = 0; rank < a.ranks; rank++) {
+                if (rank == a.rank) {
+#pragma unroll
+                    for (u32 u = 0; u < P::UNITS; u++) v[u] = mine[u];
+                } else if (!exchange.receive(rank, i, v)) {
+                    return;
+                }
+                reducer.put(rank, v);
+            }
+            reducer.sum.finish(v, a.op, a.ranks);
+            store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
+        }
+        if (exchange.lane.aborted) return;
+    }
+    exchange.end();
+}
+
+// An all_reduce in two hops: every rank combines one block, and gives it to all. A peer's `send` and `recv` are its block.
+template <class P, class A> static __device__ void two_hops(const Arguments& a) {
+    Exchange<P> exchange(a);
+    Lane<P>& lane = exchange.lane;
+    Reducer<P, A> reducer;
+    reducer.op = a.op;
+    // As many steps for all, those of the longest block.
+    const u32 steps = steps_of<P>(a.peers[0].send_steps, lane.lane);
+    if (a.op == PRE_MUL_SUM && !reducer.factors.exchange(exchange)) return;
+    // Step i to be combined has number 2i, its result 2i + 1. Step i + 1 is sent before the result of step i, so that it travels
+    // meanwhile.
+    u64 v[P::UNITS];
+    const u32 first = exchange.before + 1;
+#pragma unroll 1
+    for (int i = -1; i < (int)steps; i++) {
+        const u64 start = start_of<P>(i < 0 ? 0 : i, lane.lane), following = start_of<P>(i + 1, lane.lane);
+        if (i + 1 < (int)steps) {
+#pragma unroll 1
+            for (u32 peer = 0; peer < a.ranks; peer++) {
+                if (peer == a.rank) continue;
+                load_step<P>(v, a.peers[peer].send + following, (long long)(a.peers[peer].send_bytes - following));
+                lane.send(a.peers[peer].inbox, peer, v, first + 2 * (i + 1));
+            }
+        }
+        if (i < 0) continue;
+#pragma unroll 1
+        for (u32 rank = 0; rank < a.ranks; rank++) {
+            if (rank == a.rank) {
+                load_step<P>(v, a.peers[rank].send + start, (long long)(a.peers[rank].send_bytes - start));
+            } else {
+                if (!lane.receive(a.own, a.rank, rank, v, first + 2 * i)) return;
+                lane.learn(rank, exchange.before + (i > 1 ? 2 * i - 2 : 0));
+            }
+            reducer.put(rank, v);
+        }
+        reducer.sum.finish(v, a.op, a.ranks);
+        store_step<P>(v, a.peers[a.rank].recv + start, (long long)(a.peers[a.rank].recv_bytes - start));
+#pragma unroll 1
+        for (u32 peer = 0; peer < a.ranks; peer++)
+            if (peer != a.rank) lane.send(a.peers[peer].inbox, peer, v, first + 2 * i + 1);
+#pragma unroll 1
+        for (u32 peer = 0; peer < a.ranks; peer++) {
+            if (peer == a.rank) continue;
+            if (!lane.receive(a.own, a.rank, peer, v, first + 2 * i + 1)) return;
+            lane.learn(peer, exchange.before + 2 * i + 1);
+            store_step<P>(v, a.peers[peer].recv + start, (long long)(a.peers[peer].recv_bytes - start));
+        }
+        if (lane.aborted) return;
+    }
+    exchange.sends = exchange.receives = 2 * steps;
+    exchange.end();
+}
+
+#define NAMED(name, type) phalanx_##name##_##type
+#define NAME(name, type) NAMED(name, type)
+#define KERNEL(name, body)                                                                          \
+    extern "C" __global__ void __launch_bounds__(256, 3)                                            \
+    NAME(name, TYPE)(const __grid_constant__ Arguments a) {                                      \
+        if (sizeof(ELEMENT::Wide) > sizeof(ELEMENT::Acc) && a.op == AVG)                            \
+            body(ELEMENT::Wide);                                                                    \
+        else                                                                                        \
+            body(ELEMENT::Acc);                                                                     \
+    }
+#define REDUCE_LL(A) a.once ? reduce_once<Ll, A>(a) : reduce<Ll, A>(a)
+#define REDUCE_LL128(A) a.once ? reduce_once<Ll128, A>(a) : reduce<Ll128, A>(a)
+#define TWO_HOPS_LL(A) two_hops<Ll, A>(a)
+#define TWO_HOPS_LL128(A) two_hops<Ll128, A>(a)
+KERNEL(reduce_ll, REDUCE_LL)
+KERNEL(reduce_ll128, REDUCE_LL128)
+KERNEL(two_hops_ll, TWO_HOPS_LL)
+KERNEL(two_hops_ll128, TWO_HOPS_LL128)
+
+#endif

@@ -1,0 +1,155 @@
+//! phalanx's own GPU kernels: their images, and loading them.
+//!
+//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic) and `collectives.cu`.
+//! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
+//! Users need no compiler.
+
+use crate::gpu::cuda::failed;
+use crate::os::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::error::Result;
+use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction, CUresult};
+use cudarc::driver::{CudaContext, DriverError};
+use miniz_oxide::inflate::decompress_to_vec_zlib;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex};
+
+/// Code of one module, compressed: PTX, which the driver compiles, and cubins, which are ready for GPUs of their generation.
+struct Images {
+    ptx: &'static [u8],
+    sm_80: &'static [u8],
+    sm_90: &'static [u8],
+}
+
+macro_rules! images {
+    ($name:literal) => {
+        Images {
+            ptx: include_bytes!(concat!("images/", $name, ".ptx.z")),
+            sm_80: include_bytes!(concat!("images/", $name, ".sm_80.cubin.z")),
+            sm_90: include_bytes!(concat!("images/", $name, ".sm_90.cubin.z")),
+        }
+    };
+}
+
+/// A module: what moves data, or what reduces elements of a type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum KernelModule {
+    Move,
+    Reduce(DType),
+}
+
+/// Number of modules.
+pub(crate) const MODULES: usize = 15;
+
+impl KernelModule {
+    /// Its place among all modules.
+    pub fn index(self) -> usize {
+        match self {
+            KernelModule::Move => 0,
+            KernelModule::Reduce(dtype) => 1 + dtype as usize,
+        }
+    }
+
+    fn images(self) -> Images {
+        match self {
+            KernelModule::Move => images!("move"),
+            KernelModule::Reduce(dtype) => match dtype {
+                DType::F32 => images!("reduce_f32"),
+                DType::F64 => images!("reduce_f64"),
+                DType::F16 => images!("reduce_f16"),
+                DType::Bf16 => images!("reduce_bf16"),
+                DType::F8E4M3 => images!("reduce_f8e4m3"),
+                DType::F8E5M2 => images!("reduce_f8e5m2"),
+                DType::I8 => images!("reduce_i8"),
+                DType::U8 => images!("reduce_u8"),
+                DType::I16 => images!("reduce_i16"),
+                DType::U16 => images!("reduce_u16"),
+                DType::I32 => images!("reduce_i32"),
+                DType::U32 => images!("reduce_u32"),
+                DType::I64 => images!("reduce_i64"),
+                DType::U64 => images!("reduce_u64"),
+            },
+        }
+    }
+
+    /// The names of its kernels by protocol and number of hops: LL, LL128, and both again in two hops.
+    fn kernels(self) -> Vec<String> {
+        match self {
+            KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
+            KernelModule::Reduce(dtype) => ["reduce_ll", "reduce_ll128", "two_hops_ll", "two_hops_ll128"]
+                .map(|kernel| format!("phalanx_{kernel}_{}", dtype.name()))
+                .into(),
+        }
+    }
+}
+
+/// The kernels of a module on a GPU, in the order of `KernelModule::kernels`. They stay loaded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kernels([CUfunction; 4]);
+
+// SAFETY: handles of the driver, which any thread may use.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    pub fn get(&self, index: usize) -> CUfunction {
+        self.0[index]
+    }
+
+    /// Loads a module on a GPU, unless it is there. The GPU's context is current.
+    pub fn load(gpu: &Arc<CudaContext>, module: KernelModule) -> Result<Kernels> {
+        static LOADED: Mutex<Option<HashMap<(usize, KernelModule), Kernels>>> = Mutex::new(None);
+        let mut loaded = lock(&LOADED);
+        let loaded = loaded.get_or_insert_default();
+        if let Some(kernels) = loaded.get(&(gpu.ordinal(), module)) {
+            return Ok(*kernels);
+        }
+        let images = module.images();
+        let ready = match gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? {
+            8 => Some(images.sm_80),
+            9 => Some(images.sm_90),
+            _ => None,
+        };
+        let handle = during_captures(|| match ready.map(load_image) {
+            Some(Ok(handle)) => Ok(handle),
+            _ => load_image(images.ptx),
+        })?;
+        let mut kernels = Kernels([std::ptr::null_mut(); 4]);
+        for (place, name) in kernels.0.iter_mut().zip(module.kernels()) {
+            let name = CString::new(name).expect("no NUL");
+            // SAFETY: a module that stays loaded, a text that ends in NUL, an out-pointer on the stack.
+            let result = unsafe { sys::cuModuleGetFunction(place, handle, name.as_ptr()) };
+            check("cuModuleGetFunction", result)?;
+        }
+        loaded.insert((gpu.ordinal(), module), kernels);
+        Ok(kernels)
+    }
+}
+
+fn load_image(compressed: &[u8]) -> Result<sys::CUmodule> {
+    let image = decompress_to_vec_zlib(compressed).expect("the images are whole");
+    let mut module: sys::CUmodule = std::ptr::null_mut();
+    // SAFETY: a whole image (PTX ends in NUL), which the driver copies; an out-pointer on the stack.
+    check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+    Ok(module)
+}
+
+/// Makes calls that a capture of this thread's streams would refuse, and that have nothing to do with it.
+pub(crate) fn during_captures<R>(calls: impl FnOnce() -> R) -> R {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: exchanges this thread's mode with the one on the stack.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    let result = calls();
+    // SAFETY: as above: the mode before.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    result
+}
+
+pub(crate) fn check(function: &'static str, result: CUresult) -> Result<()> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(failed(function, DriverError(error)).into()),
+    }
+}
