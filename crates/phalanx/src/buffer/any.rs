@@ -9,6 +9,7 @@ use crate::types::error::{Result, UsageError};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Elements to read, whose type is a value: for frameworks, whose tensors have their type at run time.
 ///
@@ -41,6 +42,8 @@ use std::marker::PhantomData;
 /// ```
 pub struct AnySource<'a> {
     memory: Memory<'a>,
+    /// Where the elements begin in the memory.
+    start: usize,
     len: usize,
     dtype: DType,
 }
@@ -54,6 +57,8 @@ enum Memory<'a> {
 /// Elements to read and write, whose type is a value; the counterpart of [`AnySource`].
 pub struct AnyTarget<'a> {
     memory: MemoryMut<'a>,
+    /// Where the elements begin in the memory.
+    start: usize,
     len: usize,
     dtype: DType,
 }
@@ -72,6 +77,12 @@ unsafe impl Sync for AnySource<'_> {}
 unsafe impl Send for AnyTarget<'_> {}
 // SAFETY: as above; a shared reference gives read access only.
 unsafe impl Sync for AnyTarget<'_> {}
+
+/// Moves the start of some elements, and shortens them.
+fn narrow(start: &mut usize, len: &mut usize, range: Range<usize>) {
+    assert!(range.start <= range.end && range.end <= *len, "elements {range:?} of {len}");
+    (*start, *len) = (*start + range.start, range.len());
+}
 
 /// The number of elements in some bytes, if they are whole and aligned.
 fn elements(bytes: &[u8], dtype: DType) -> Result<usize> {
@@ -92,38 +103,58 @@ fn elements(bytes: &[u8], dtype: DType) -> Result<usize> {
 }
 
 impl<'a> AnySource<'a> {
+    /// Some of the elements.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    #[must_use]
+    pub fn part(mut self, range: Range<usize>) -> AnySource<'a> {
+        narrow(&mut self.start, &mut self.len, range);
+        self
+    }
+
     /// The elements in these bytes.
     ///
     /// # Errors
     /// [`UsageError::Setting`] if the bytes are no whole elements, or not aligned to one.
     pub fn from_bytes(bytes: &'a [u8], dtype: DType) -> Result<AnySource<'a>> {
         let len = elements(bytes, dtype)?;
-        Ok(AnySource { memory: Memory::Host(bytes.as_ptr(), PhantomData), len, dtype })
+        Ok(AnySource { memory: Memory::Host(bytes.as_ptr(), PhantomData), start: 0, len, dtype })
     }
 }
 
 impl<'a> AnyTarget<'a> {
+    /// Some of the elements.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    #[must_use]
+    pub fn part(mut self, range: Range<usize>) -> AnyTarget<'a> {
+        narrow(&mut self.start, &mut self.len, range);
+        self
+    }
+
     /// The elements in these bytes.
     ///
     /// # Errors
     /// As for [`AnySource::from_bytes`].
     pub fn from_bytes(bytes: &'a mut [u8], dtype: DType) -> Result<AnyTarget<'a>> {
         let len = elements(bytes, dtype)?;
-        Ok(AnyTarget { memory: MemoryMut::Host(bytes.as_mut_ptr(), PhantomData), len, dtype })
+        Ok(AnyTarget { memory: MemoryMut::Host(bytes.as_mut_ptr(), PhantomData), start: 0, len, dtype })
     }
 }
 
 impl<'a, T: Element> From<&'a [T]> for AnySource<'a> {
     fn from(slice: &'a [T]) -> AnySource<'a> {
         let memory = Memory::Host(slice.as_ptr().cast(), PhantomData);
-        AnySource { memory, len: slice.len(), dtype: T::DTYPE }
+        AnySource { memory, start: 0, len: slice.len(), dtype: T::DTYPE }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for AnyTarget<'a> {
     fn from(slice: &'a mut [T]) -> AnyTarget<'a> {
         let memory = MemoryMut::Host(slice.as_mut_ptr().cast(), PhantomData);
-        AnyTarget { memory, len: slice.len(), dtype: T::DTYPE }
+        AnyTarget { memory, start: 0, len: slice.len(), dtype: T::DTYPE }
     }
 }
 
@@ -134,7 +165,7 @@ impl<'a, T: Element> From<CudaView<'a, T>> for AnySource<'a> {
         let len = DeviceSlice::len(&view);
         // SAFETY: an element is so many bytes, of which each bit pattern is valid.
         let bytes = unsafe { view.transmute::<u8>(len * size_of::<T>()) };
-        AnySource { memory: Memory::Cuda(bytes.expect("of the same size")), len, dtype: T::DTYPE }
+        AnySource { memory: Memory::Cuda(bytes.expect("of the same size")), start: 0, len, dtype: T::DTYPE }
     }
 }
 
@@ -151,7 +182,12 @@ impl<'a, T: Element> From<&'a mut CudaSlice<T>> for AnyTarget<'a> {
         let len = cudarc::driver::DeviceSlice::len(slice);
         // SAFETY: an element is so many bytes, and each bit pattern of them is an element.
         let bytes = unsafe { slice.transmute_mut::<u8>(len * size_of::<T>()) };
-        AnyTarget { memory: MemoryMut::Cuda(bytes.expect("of the same size")), len, dtype: T::DTYPE }
+        AnyTarget {
+            memory: MemoryMut::Cuda(bytes.expect("of the same size")),
+            start: 0,
+            len,
+            dtype: T::DTYPE,
+        }
     }
 }
 
@@ -161,11 +197,17 @@ impl<'a, T: Element> From<&'a mut CudaViewMut<'_, T>> for AnyTarget<'a> {
         let len = cudarc::driver::DeviceSlice::len(view);
         // SAFETY: as above.
         let bytes = unsafe { view.transmute_mut::<u8>(len * size_of::<T>()) };
-        AnyTarget { memory: MemoryMut::Cuda(bytes.expect("of the same size")), len, dtype: T::DTYPE }
+        AnyTarget {
+            memory: MemoryMut::Cuda(bytes.expect("of the same size")),
+            start: 0,
+            len,
+            dtype: T::DTYPE,
+        }
     }
 }
 
 // SAFETY: `len` elements of `dtype`, borrowed: by a slice on the host, or by cudarc's view.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "host memory needs no stream"))]
 unsafe impl Source for AnySource<'_> {
     type Elem = AnyElement;
 
@@ -178,15 +220,17 @@ unsafe impl Source for AnySource<'_> {
     }
 
     fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
-        match &self.memory {
-            Memory::Host(start, _) => Ok(Loan::host(start.cast_mut())),
+        let loan = match &self.memory {
+            Memory::Host(start, _) => Loan::host(start.cast_mut()),
             #[cfg(feature = "cuda")]
-            Memory::Cuda(view) => view.lend(stream),
-        }
+            Memory::Cuda(view) => view.lend(stream)?,
+        };
+        Ok(loan.at(self.start * self.dtype.size()))
     }
 }
 
 // SAFETY: as above.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "host memory needs no stream"))]
 unsafe impl Source for AnyTarget<'_> {
     type Elem = AnyElement;
 
@@ -199,22 +243,25 @@ unsafe impl Source for AnyTarget<'_> {
     }
 
     fn lend<'l>(&'l self, stream: &'l Stream) -> Result<Loan<'l>> {
-        match &self.memory {
-            MemoryMut::Host(start, _) => Ok(Loan::host(*start)),
+        let loan = match &self.memory {
+            MemoryMut::Host(start, _) => Loan::host(*start),
             #[cfg(feature = "cuda")]
-            MemoryMut::Cuda(view) => view.lend(stream),
-        }
+            MemoryMut::Cuda(view) => view.lend(stream)?,
+        };
+        Ok(loan.at(self.start * self.dtype.size()))
     }
 }
 
 // SAFETY: as above, and the borrow is exclusive.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "host memory needs no stream"))]
 unsafe impl Target for AnyTarget<'_> {
     fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
-        match &mut self.memory {
-            MemoryMut::Host(start, _) => Ok(Loan::host(*start)),
+        let loan = match &mut self.memory {
+            MemoryMut::Host(start, _) => Loan::host(*start),
             #[cfg(feature = "cuda")]
-            MemoryMut::Cuda(view) => view.lend_mut(stream),
-        }
+            MemoryMut::Cuda(view) => view.lend_mut(stream)?,
+        };
+        Ok(loan.at(self.start * self.dtype.size()))
     }
 }
 
