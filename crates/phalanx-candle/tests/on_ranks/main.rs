@@ -3,6 +3,7 @@
 mod collectives;
 mod data_parallel;
 mod errors;
+mod examples;
 mod tensor_parallel;
 
 use candle_core::{DType, Result, Tensor};
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));
         }
     }
+    trials.extend(examples::trials());
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
