@@ -20,12 +20,13 @@ use std::process::ExitCode;
 
 /// Trains a network of two layers on 1,797 hand-written digits, which are in the program.
 #[derive(Parser, Clone)]
+#[command(args_override_self = true)]
 struct Options {
     /// Ranks as threads of this process. Without it, the launcher's ranks; or one.
     #[arg(long)]
     ranks: Option<usize>,
     /// Times that the training goes over the digits.
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 20)]
     epochs: usize,
     /// Samples of a batch, over all ranks.
     #[arg(long, default_value_t = 50)]

@@ -38,6 +38,14 @@ pub(crate) fn failed(error: impl Into<phalanx::Error>) -> Error {
     Error::Cuda(Box::new(error.into()))
 }
 
+/// An error of phalanx-train as candle's.
+pub(crate) fn failed_training(error: phalanx_train::Error) -> Error {
+    match error {
+        phalanx_train::Error::Comm(error) => failed(error),
+        other => Error::Cuda(Box::new(other)),
+    }
+}
+
 /// An argument that makes no sense: what, and what to do. Nothing was sent.
 pub(crate) fn usage(text: String) -> Error {
     Error::Msg(text)

@@ -23,10 +23,13 @@
 //! | layers of which each rank has a part | [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`], [`cross_entropy`] |
 //! | parameters by name, of which a rank reads its part | [`Weights`] |
 //! | gradients averaged over the ranks' parts of a batch | [`DataParallel`] |
+//! | checkpoints, read again by any number of ranks; an optimiser whose state is in them | [`Checkpoints`], [`AdamW`] |
 //! | phalanx's error behind candle's | [`phalanx_error`] |
 //!
 //! With the feature `cuda`, tensors may be on GPUs; nothing of that has run yet.
 
+mod adam_w;
+mod checkpoint;
 mod collective;
 mod data_parallel;
 mod error;
@@ -36,6 +39,8 @@ mod ranks;
 mod tensor_parallel;
 mod weights;
 
+pub use adam_w::{AdamW, AdamWSettings};
+pub use checkpoint::Checkpoints;
 pub use data_parallel::{DataParallel, Settings};
 pub use error::phalanx_error;
 pub use phalanx_train::mesh::{Init, part};

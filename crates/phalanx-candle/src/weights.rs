@@ -6,9 +6,10 @@ use candle_core::safetensors::{Load, MmapedSafetensors};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::VarMap;
 use phalanx_train::mesh::{Block, Layout, part};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub use phalanx_train::mesh::Init;
 
@@ -23,6 +24,30 @@ pub struct Weights {
     origin: Origin,
     prefix: String,
     dtype: DType,
+    /// Of each variable, which part of the whole parameter this rank has.
+    places: Arc<Mutex<BTreeMap<String, Place>>>,
+}
+
+/// Where this rank's part of a parameter is: stretches of rows of a dimension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub shape: Vec<usize>,
+    pub dim: usize,
+    pub stretches: Vec<Range<usize>>,
+}
+
+impl Place {
+    /// The elements of the part, of the whole parameter in row-major order.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let Some(rows) = self.shape.get(self.dim).copied() else { return std::iter::once(0..1).collect() };
+        let inner: usize = self.shape[self.dim + 1..].iter().product();
+        let outer: usize = self.shape[..self.dim].iter().product();
+        let of = |index: usize| {
+            let at = move |row: usize| (index * rows + row) * inner;
+            self.stretches.iter().map(move |stretch| at(stretch.start)..at(stretch.end))
+        };
+        (0..outer).flat_map(of).collect()
+    }
 }
 
 #[derive(Clone)]
@@ -46,18 +71,28 @@ impl Weights {
     pub unsafe fn from_files<P: AsRef<Path>>(ranks: &Ranks, files: &[P], dtype: DType) -> Result<Weights> {
         // SAFETY: the caller's contract.
         let files = unsafe { MmapedSafetensors::multi(files) }?;
-        Ok(Weights {
-            ranks: ranks.clone(),
-            origin: Origin::Files(Arc::new(files)),
-            prefix: String::new(),
-            dtype,
-        })
+        Ok(Weights::new(ranks, Origin::Files(Arc::new(files)), dtype))
     }
 
     /// Variables of `variables`, made where they are not there yet.
     pub fn variables(ranks: &Ranks, variables: &VarMap, seed: u64, dtype: DType) -> Weights {
         let origin = Origin::Variables { variables: variables.clone(), seed };
-        Weights { ranks: ranks.clone(), origin, prefix: String::new(), dtype }
+        Weights::new(ranks, origin, dtype)
+    }
+
+    fn new(ranks: &Ranks, origin: Origin, dtype: DType) -> Weights {
+        Weights { ranks: ranks.clone(), origin, prefix: String::new(), dtype, places: Arc::default() }
+    }
+
+    /// The variables by name, each with its part of the whole parameter.
+    pub(crate) fn placed(&self) -> Vec<(String, Var, Place)> {
+        let Origin::Variables { variables, .. } = &self.origin else { return Vec::new() };
+        let variables = variables.data().lock().expect("no panic with it locked");
+        let places = self.places.lock().expect("no panic with it locked");
+        let of = |(name, place): (&String, &Place)| {
+            Some((name.clone(), variables.get(name)?.clone(), place.clone()))
+        };
+        places.iter().filter_map(of).collect()
     }
 
     /// The parameters whose names begin with this part, and a dot.
@@ -156,17 +191,21 @@ impl Weights {
             };
             Tensor::cat(&stretches.iter().map(part).collect::<Result<Vec<_>>>()?, 0)
         };
-        let mut dims = shape.dims().to_vec();
-        dims[0] = stretches.iter().map(Range::len).sum();
-        self.variable(&name, &dims, make)
+        let place = Place { shape: shape.dims().to_vec(), dim: 0, stretches: stretches.to_vec() };
+        self.variable(&name, place, make)
     }
 
     /// The variable of this name; or the tensor itself, if it is of files.
-    fn variable(&self, name: &str, dims: &[usize], make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    fn variable(&self, name: &str, place: Place, make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         let Origin::Variables { variables, .. } = &self.origin else { return make() };
+        let mut dims = place.shape.clone();
+        if let Some(dim) = dims.get_mut(place.dim) {
+            *dim = place.stretches.iter().map(Range::len).sum();
+        }
+        self.places.lock().expect("no panic with it locked").insert(name.into(), place);
         let mut variables = variables.data().lock().expect("no panic with it locked");
         if let Some(variable) = variables.get(name) {
-            return expect_shape(name, variable, dims);
+            return expect_shape(name, variable, &dims);
         }
         let variable = Var::from_tensor(&make()?)?;
         let tensor = variable.as_tensor().clone();
@@ -176,8 +215,11 @@ impl Weights {
 
     fn part(&self, shape: &Shape, name: &str, slice: Option<Slice>, init: &Init) -> Result<Tensor> {
         let name = self.name(name);
-        let dims = local(shape, slice.as_ref());
-        self.variable(&name, &dims, || match &self.origin {
+        let shape_of = shape.dims().to_vec();
+        let whole = Slice { dim: 0, rows: 0..shape_of.first().copied().unwrap_or(1) };
+        let Slice { dim, rows } = slice.clone().unwrap_or(whole);
+        let place = Place { shape: shape_of, dim, stretches: vec![rows] };
+        self.variable(&name, place, || match &self.origin {
             Origin::Files(files) => read(files, &name, shape, slice, self.dtype, self.device()),
             Origin::Variables { seed, .. } => {
                 make(*seed, &name, shape, slice, init, self.dtype, self.device())
