@@ -50,3 +50,8 @@ pub use tensor_parallel::{
     kv_heads,
 };
 pub use weights::Weights;
+
+/// The guide, whose programs are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/candle.md")]
+struct Guide;
