@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
 /// How many ranks a process has, as threads of its own, which do the scenarios.
 const THREADS: &str = "PHALANX_TESTKIT_THREADS";
+/// Says whether NCCL or phalanx's own kernels carry collectives out.
+pub const GPU_ALGORITHM: &str = "PHALANX_GPU_ALGORITHM";
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
@@ -352,8 +354,11 @@ pub(crate) fn library_path(first: &Path) -> String {
     std::env::var("LD_LIBRARY_PATH").map_or_else(|_| first.to_string(), |others| format!("{first}:{others}"))
 }
 
-/// Whether a launcher sets it.
+/// Whether a launcher sets it. What chooses between NCCL and own kernels is the test's, and goes on to the ranks.
 pub fn is_launcher_variable(name: &str) -> bool {
+    if name == GPU_ALGORITHM {
+        return false;
+    }
     const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
