@@ -2,6 +2,8 @@
 
 use super::communicator::Communicator;
 use super::device::StreamMemory;
+#[cfg(feature = "nccl")]
+use super::direct::is_empty_of_own_type;
 use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -80,6 +82,10 @@ impl Communicator {
             unsafe {
                 direct.enqueue(&self.device, self.rank, call, algorithm, |stream| self.stream_of(stream))
             }?;
+            return Ok(Progress::Enqueued);
+        }
+        #[cfg(feature = "nccl")]
+        if self.direct.get().is_some() && is_empty_of_own_type(call) {
             return Ok(Progress::Enqueued);
         }
         // SAFETY: the caller's contract.

@@ -214,7 +214,7 @@ impl Communicator {
         }
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
-            direct.close();
+            direct.close(&self.device);
         }
         // Lost ranks do not take part in the shutdown.
         if self.control_channel.has_casualties() {

@@ -130,7 +130,7 @@ impl Direct {
             }
         };
         if able.iter().any(|[able, _]| *able == 0) {
-            direct.close();
+            direct.close(device);
             return Ok(None);
         }
         direct.topology.nvlink = able.iter().all(|[_, nvlink]| *nvlink != 0);
@@ -153,7 +153,8 @@ impl Direct {
     }
 
     /// Closes what of the peers is open, before the rank says that it has left. Its own work is complete.
-    pub fn close(&self) {
+    pub fn close(&self, device: &GpuDevice) {
+        let _current = device.enter();
         for start in lock(&self.opened).drain(..) {
             // SAFETY: opened once, closed once; no kernel of this rank runs or follows.
             unsafe { sys::cuIpcCloseMemHandle(start) };
