@@ -260,8 +260,17 @@ pub fn share(address: u64) -> Option<(Arc<OwnedFd>, Allocation, u64)> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the system chooses.
         let copy = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0) }.ok()?;
-        // SAFETY: the pages of a live allocation, and a mapping of as many bytes.
-        unsafe { std::ptr::copy_nonoverlapping(start.cast::<u8>(), copy.cast::<u8>(), len) };
+        for page in (0..len).step_by(PAGE as usize) {
+            // SAFETY: a page of a live allocation, and one of a mapping of as many bytes.
+            let (from, to) =
+                unsafe { (start.byte_add(page).cast::<[u8; PAGE as usize]>(), copy.byte_add(page).cast()) };
+            // SAFETY: as above. Pages of zeroes stay holes of the file.
+            unsafe {
+                if (*from).iter().any(|byte| *byte != 0) {
+                    std::ptr::copy_nonoverlapping(from, to, 1);
+                }
+            }
+        }
         // SAFETY: the mapping above, which nobody uses any more; its pages stay in the file.
         unsafe { munmap(copy, len) }.ok()?;
         // SAFETY: over the pages, which belong to this allocation alone, with the same contents.
@@ -407,6 +416,28 @@ impl Range {
         // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is
         // intended.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, bytes.len()) };
+    }
+
+    /// Stores zeroes. Whole pages are given back to the system, which has zeroes for them: FIFOs of own kernels are large
+    /// and little used.
+    pub fn clear(&self) {
+        self.check(When::Performed);
+        let (first, last) =
+            (self.address.next_multiple_of(PAGE), (self.address + self.len as u64) & !(PAGE - 1));
+        let is_private = find(self.address).is_some_and(|it| it.file.is_none() && it.kind == Kind::Device);
+        if !is_private || first >= last {
+            return self.write(&vec![0; self.len]);
+        }
+        let head = (first - self.address) as usize;
+        self.part(0, head).write(&vec![0; head]);
+        let tail = self.part(head + (last - first) as usize, self.len - head - (last - first) as usize);
+        tail.write(&vec![0; tail.len]);
+        // SAFETY: whole pages of a live allocation, without a file behind them.
+        let cleared =
+            unsafe { madvise(first as *mut c_void, (last - first) as usize, Advice::LinuxDontNeed) };
+        if let Err(error) = cleared {
+            violation(self.function, format!("cannot clear {} bytes: {error}", self.len));
+        }
     }
 
     /// Whether the two have a byte in common.

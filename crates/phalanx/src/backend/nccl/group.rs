@@ -86,6 +86,8 @@ fn start_all(
     let (arrived, ended) = {
         let inside = GroupLocks::all(&started);
         let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));
+        let arrived =
+            arrived.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_own_kernel));
         if arrived.is_err() {
             spoil(communicator);
         }

@@ -20,4 +20,5 @@ mod setup;
 mod tunables;
 
 pub(crate) use choose::{Algorithm, Preference, is_empty_of_own_type};
+pub(crate) use launch::KernelLaunch;
 pub(crate) use setup::Direct;

@@ -6,7 +6,7 @@ use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice, PinnedMemory};
 use crate::control::host_channel::HostChannel;
 use crate::gpu::cuda::{driver, gpu_ids};
-use crate::gpu::kernels::{Kernels, MODULES, check, during_captures};
+use crate::gpu::kernels::{Kernels, MODULES, check, during_captures, generation};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::GpuId;
@@ -203,8 +203,7 @@ impl Begun {
         if let Some(missing) = FUNCTIONS.iter().find(|function| !driver.has(function)) {
             return Err(refusal(&format!("the driver has no {}", missing.to_string_lossy())));
         }
-        let (major, _) = gpu.compute_capability()?;
-        if major < 7 {
+        if generation(gpu)? < 7 {
             return Err(refusal("the GPU is older than compute capability 7.0"));
         }
         let bytes = INBOX_BYTES * (ranks - 1);
