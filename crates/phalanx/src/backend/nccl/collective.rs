@@ -102,8 +102,23 @@ impl Communicator {
         if self.direct.get().is_some() && is_empty_of_own_type(call) {
             return Ok(Progress::Enqueued);
         }
+        self.come_after_last(call.stream)?;
         // SAFETY: the caller's contract.
         unsafe { self.enqueue(call, needs) }
+    }
+
+    /// Where there are own kernels, orders what follows on a stream behind the operation before, whoever carries it
+    /// out: the library orders its own operations only. So a wait for the last one's stream waits for all.
+    #[inline]
+    pub(crate) fn come_after_last(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] stream: RawStream,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            return direct.come_after(&self.device, stream, |stream| self.stream_of(stream));
+        }
+        Ok(())
     }
 
     /// Launches the own kernel that has waited for the group's end, if there is one.
@@ -322,6 +337,7 @@ impl Communicator {
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
     pub(crate) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
+        transfers.iter().try_for_each(|transfer| self.come_after_last(transfer.stream))?;
         self.grouped(|| {
             transfers.iter().try_for_each(|transfer| {
                 // SAFETY: the caller's contract.

@@ -66,6 +66,11 @@ impl EnqueuedOperation {
         unsafe { self.communicator.launch_own_kernel(&self.needs) }
     }
 
+    /// Orders its stream behind those of the group's operations before.
+    pub fn come_after_last(&self) -> Result<()> {
+        self.communicator.come_after_last(self.stream)
+    }
+
     /// The error for an operation that the library rejected.
     pub fn refused(&self, error: Error) -> Error {
         self.communicator.refused(error, &self.announced)

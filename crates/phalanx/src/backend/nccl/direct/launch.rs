@@ -149,6 +149,7 @@ impl Direct {
         let Some(before) = before.filter(|before| *before != stream) else { return Ok(()) };
         // A stream that is gone has no work.
         let (Some(before), Some(stream)) = (stream_of(before), stream_of(stream)) else { return Ok(()) };
+        let _current = device.enter();
         // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
         if device.is_captured(before.raw())? != device.is_captured(stream.raw())? {
             return Ok(());

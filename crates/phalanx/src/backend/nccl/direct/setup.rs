@@ -9,9 +9,9 @@ use crate::gpu::cuda::{driver, gpu_ids};
 use crate::gpu::kernels::{Kernels, MODULES, check, during_captures, generation};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
-use crate::types::memory::GpuId;
-use cudarc::driver::CudaContext;
+use crate::types::memory::{GpuId, RawStream};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute, CUdeviceptr, CUipcMemHandle, CUresult};
+use cudarc::driver::{CudaContext, result};
 use phalanx_sys::nccl::Flavour;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -174,6 +174,19 @@ impl Drop for Direct {
     }
 }
 
+/// Fills memory with zeroes. The stream is not cudarc's: that would answer an error of something else that its context
+/// keeps, and may wait for the whole GPU.
+fn clear(device: &GpuDevice, memory: &DeviceMemory, bytes: usize) -> Result<()> {
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+    let raw = RawStream(stream.cast());
+    // SAFETY: memory that was just allocated, of so many bytes; waited for here.
+    let cleared = unsafe { device.clear(memory.start(), bytes, raw) };
+    let cleared = cleared.and_then(|()| device.wait_idle(raw, CLEARING));
+    // SAFETY: created above, destroyed once.
+    unsafe { result::stream::destroy(stream) }?;
+    cleared
+}
+
 fn refusal(why: &str) -> Error {
     let what = "own GPU kernels".into();
     UnsupportedError { what, why: why.into(), remedy: "NCCL carries all operations out".into() }.into()
@@ -209,10 +222,7 @@ impl Begun {
         let bytes = INBOX_BYTES * (ranks - 1);
         during_captures(|| {
             let memory = DeviceMemory::new(device, bytes)?;
-            let stream = device.new_stream()?;
-            // SAFETY: memory that was just allocated, of so many bytes; waited for below.
-            unsafe { device.clear(memory.start(), bytes, stream.raw()) }?;
-            device.wait_idle(stream.raw(), CLEARING)?;
+            clear(device, &memory, bytes)?;
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
             // SAFETY: an allocation of cuMemAlloc; an out-pointer on the stack.
             let result = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, memory.start() as CUdeviceptr) };
