@@ -236,7 +236,13 @@ pub fn close(address: u64) {
     if let Err(error) = given_back {
         violation("memory", format!("cannot unmap {len} bytes: {error}"));
     }
-    allocation.file = None;
+    if allocation.file.take().is_some() {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as above: instead of the file's pages.
+        if let Err(error) = unsafe { mmap_anonymous(start, len, ProtFlags::empty(), flags) } {
+            violation("memory", format!("cannot unmap {len} bytes: {error}"));
+        }
+    }
     let (size, place) =
         (allocation.size, if allocation.kind == Kind::Host { HOST } else { allocation.device });
     if let Some(arena) = memory.arenas.get_mut(&place) {

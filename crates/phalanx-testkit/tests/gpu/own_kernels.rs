@@ -86,6 +86,7 @@ pub fn trials() -> Vec<Trial> {
     }
     trials.push(Trial::test("own_kernels/another_algorithm", another_algorithm));
     trials.push(Trial::test("own_kernels/old_driver", old_driver));
+    trials.push(Trial::test("own_kernels/not_opened", not_opened));
     trials
 }
 
@@ -112,6 +113,13 @@ fn another_algorithm() -> Result<(), Failed> {
 fn old_driver() -> Result<(), Failed> {
     let emulated = Emulated::without(&["cuIpcGetMemHandle"])?.own_kernels("ll");
     perform(&emulated, launch("groups", "processes", 2))
+}
+
+/// One rank cannot open a peer's memory, and the others have: nobody frees what is open, and NCCL carries all out.
+fn not_opened() -> Result<(), Failed> {
+    let emulated = Emulated::new()?.own_kernels("ll");
+    let launch = emulated.launch(launch("groups", "processes", 3));
+    Ok(launch.env_of(1, "EMULATED_FAIL", Some("cuIpcOpenMemHandle_v2:2:201")).reports().map(drop)?)
 }
 
 /// These trials of the suite, with own kernels, each in a process of its own.
