@@ -41,7 +41,7 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts
 /// many processes. CI runs most scenarios twice, as threads and as processes, and a contributor once.
 const SHARES: &[Share] = &[
-    ("own_kernels/again/", 8),
+    ("own_kernels/again/", 16),
     ("own_kernels/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
