@@ -17,14 +17,15 @@
 //! [`settings`] lists the environment variables (`EMULATED_…`) that choose devices, versions and failures.
 //!
 //! # Layers
-//! A folder uses its own files and rows further down in this table. `hip/`, `nccl/` and `nvshmem/` do not use
-//! each other.
+//! A folder uses its own files and rows further down in this table. `hip/`, `nccl/`, `nvshmem/` and `kernels/` do
+//! not use each other.
 //!
 //! | Folder | What it has |
 //! |---|---|
 //! | `hip/` | HIP's functions, in terms of the driver's |
 //! | `nccl/` | functions of NCCL and RCCL: communicators, groups, operations, and the transport between ranks |
 //! | `nvshmem/` | NVSHMEM's host functions: symmetric memory, one-sided operations, teams |
+//! | `kernels/` | modules, launches, and phalanx's own kernels |
 //! | `cuda/` | the driver's functions (`cu…`): contexts, streams, events, memory, copies, graphs |
 //! | `arithmetic.rs` | element types and reductions, for NCCL and NVSHMEM |
 //! | `base/` | exported functions, pointers and handles from C, settings, random choices, violations |
@@ -43,6 +44,8 @@ mod base;
 mod cuda;
 #[cfg(target_os = "linux")]
 mod hip;
+#[cfg(target_os = "linux")]
+mod kernels;
 #[cfg(target_os = "linux")]
 mod nccl;
 #[cfg(target_os = "linux")]

@@ -5,7 +5,7 @@
 //! start with [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its
 //! versions, what fails) is listed in its `settings` module.
 
-use crate::processes::{self, Launch};
+use crate::processes::{self, GPU_ALGORITHM, Launch};
 use object::{Object, ObjectSection};
 use std::io;
 use std::ops::Range;
@@ -119,6 +119,7 @@ const SYMBOL: usize = 24;
 pub struct Emulated {
     folder: TempDir,
     settings: Vec<(String, String)>,
+    algorithm: String,
 }
 
 impl Emulated {
@@ -161,7 +162,14 @@ impl Emulated {
         for name in &names[1..] {
             std::os::unix::fs::symlink(names[0], folder.path().join(name))?;
         }
-        Ok(Emulated { folder, settings: Vec::new() })
+        Ok(Emulated { folder, settings: Vec::new(), algorithm: "nccl".into() })
+    }
+
+    /// Collectives go by phalanx's own kernels: by an algorithm as `PHALANX_GPU_ALGORITHM` has it. Without this, NCCL
+    /// carries all of them out.
+    pub fn own_kernels(mut self, algorithm: &str) -> Emulated {
+        self.algorithm = algorithm.into();
+        self
     }
 
     /// Sets `EMULATED_name`.
@@ -178,7 +186,8 @@ impl Emulated {
     /// The variables of a process that shall find it.
     pub fn environment(&self) -> Vec<(String, String)> {
         let path = processes::library_path(self.folder.path());
-        let mut environment = vec![("LD_LIBRARY_PATH".to_owned(), path)];
+        let algorithm = (GPU_ALGORITHM.to_owned(), self.algorithm.clone());
+        let mut environment = vec![("LD_LIBRARY_PATH".to_owned(), path), algorithm];
         environment.extend(self.settings.iter().cloned());
         environment
     }

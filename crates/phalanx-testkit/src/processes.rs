@@ -17,6 +17,7 @@ use phalanx::internal::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -25,6 +26,13 @@ use std::time::{Duration, Instant};
 const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
 /// How many ranks a process has, as threads of its own, which do the scenarios.
 const THREADS: &str = "PHALANX_TESTKIT_THREADS";
+/// Says whether NCCL or phalanx's own kernels carry collectives out.
+pub const GPU_ALGORITHM: &str = "PHALANX_GPU_ALGORITHM";
+
+/// Whether own kernels carry out all that they can, whatever its length.
+pub static ARE_OWN_KERNELS_FORCED: LazyLock<bool> = LazyLock::new(|| {
+    std::env::var(GPU_ALGORITHM).is_ok_and(|algorithm| !matches!(&*algorithm, "auto" | "nccl"))
+});
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";
@@ -352,8 +360,11 @@ pub(crate) fn library_path(first: &Path) -> String {
     std::env::var("LD_LIBRARY_PATH").map_or_else(|_| first.to_string(), |others| format!("{first}:{others}"))
 }
 
-/// Whether a launcher sets it.
+/// Whether a launcher sets it. What chooses between NCCL and own kernels is the test's, and goes on to the ranks.
 pub fn is_launcher_variable(name: &str) -> bool {
+    if name == GPU_ALGORITHM {
+        return false;
+    }
     const PREFIXES: [&str; 7] = ["PHALANX_", "OMPI_", "PMI_", "PMIX_", "PALS_", "SLURM_", "TORCHELASTIC_"];
     const NAMES: [&str; 6] =
         ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];

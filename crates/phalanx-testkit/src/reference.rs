@@ -4,6 +4,7 @@
 //! library: the accumulators are `f64`, `f32` and `i128`, the small floats come from [`crate::minifloat`].
 
 use crate::number::{Number, Wide};
+use crate::processes::ARE_OWN_KERNELS_FORCED;
 use crate::random::ANY_ORDER_IS_RIGHT;
 use phalanx::{BackendKind, DType, ReduceOp};
 
@@ -36,7 +37,7 @@ impl<T: Number> Combine<T> {
     }
 
     /// Whether a backend has it, with this result: NCCL reduces no 16-bit integers, and its sums of integers
-    /// wrap before an average divides them.
+    /// wrap before an average divides them. Where phalanx's own kernels are forced, they do all of it.
     pub fn is_promised_by(&self, backend: BackendKind) -> bool {
         let is_float = !matches!(
             T::DTYPE,
@@ -50,7 +51,10 @@ impl<T: Number> Combine<T> {
                 | DType::U64
         );
         let is_average = matches!(self, Combine::Op(ReduceOp::Avg));
-        backend != BackendKind::Nccl || is_float || !(is_average || size_of::<T>() == 2)
+        backend != BackendKind::Nccl
+            || *ARE_OWN_KERNELS_FORCED
+            || is_float
+            || !(is_average || size_of::<T>() == 2)
     }
 
     /// The operation's name.

@@ -5,6 +5,7 @@ use super::graph::Graph;
 use crate::base::call::{Answer, Code};
 use crate::base::handles::{self, Handle};
 use crate::base::lock::lock;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,11 @@ use std::thread::ThreadId;
 pub const GLOBAL: c_int = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`, the last mode.
 pub const RELAXED: c_int = 2;
+
+thread_local! {
+    /// Which captures make this thread's unsafe calls fail.
+    static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
+}
 
 /// A capture, from its begin to its end.
 pub struct Capture {
@@ -106,10 +112,21 @@ pub fn refuse_in(context: Handle) -> Answer {
 }
 
 /// Refuses a call that might wait for other work, such as an allocation or a free: in a thread that captures,
-/// and in every thread during a capture in global mode.
+/// and in every thread during a capture in global mode. The thread's own mode can take the others' captures, or
+/// all of them, out.
 pub fn refuse_unsafe_call() -> Answer {
-    let me = std::thread::current().id();
-    refuse_if(|capture| capture.mode != RELAXED && (capture.thread == me || capture.mode == GLOBAL))
+    let (me, mode) = (std::thread::current().id(), MODE.get());
+    let others = mode == GLOBAL;
+    refuse_if(|capture| {
+        mode != RELAXED
+            && capture.mode != RELAXED
+            && (capture.thread == me || (others && capture.mode == GLOBAL))
+    })
+}
+
+/// Sets this thread's mode and returns the one before; `None` if there is no such mode.
+pub fn exchange_mode(mode: c_int) -> Option<c_int> {
+    (GLOBAL..=RELAXED).contains(&mode).then(|| MODE.replace(mode))
 }
 
 fn refuse_if(meets: impl Fn(&Capture) -> bool) -> Answer {

@@ -63,7 +63,7 @@ impl CudaContext {
     }
 
     /// Waits for the work of all streams, if `EMULATED_SYNC` asks for it.
-    pub(super) fn sync_implicitly(&self) {
+    pub fn sync_implicitly(&self) {
         if settings().implicit_sync {
             self.streams().iter().for_each(|stream| stream.mark().wait());
         }
@@ -77,6 +77,11 @@ impl CudaContext {
     /// The default stream of this thread.
     pub(super) fn per_thread_stream(&self) -> Arc<Stream> {
         streams::per_thread(self.handle, &self.streams)
+    }
+
+    /// Whether its work may access memory of another context.
+    pub fn reaches(&self, other: Handle) -> bool {
+        other == self.handle || lock(&self.peers).contains(&other)
     }
 
     fn synchronize(&self) {

@@ -127,7 +127,13 @@ fn fill(function: &'static str, stream: Handle, to: u64, pattern: &[u8], count: 
     if count == 0 {
         return Ok(());
     }
-    let to = End::device(function, "the destination", to, count * pattern.len())?;
+    if to == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let to = Range::given(function, "the destination", to, count * pattern.len());
+    if pattern.iter().all(|byte| *byte == 0) {
+        return perform(&stream, false, move || to.clear());
+    }
     let pattern = pattern.to_vec();
     perform(&stream, false, move || to.write(&pattern.repeat(count)))
 }

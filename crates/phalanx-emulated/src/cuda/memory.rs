@@ -3,7 +3,7 @@
 //! Each device has a range of addresses, and page-locked host memory has another. Addresses are used once. An
 //! allocation ends, up to the alignment of 256 bytes, at an inaccessible page; once freed, it is inaccessible
 //! itself. The emulator checks its own reads and writes against the list of allocations first, since a
-//! message says more than a crash.
+//! message says more than a crash. Pages that other processes may map (`ipc.rs`) are those of a file.
 
 use super::error::OUT_OF_MEMORY;
 use crate::base::call::Code;
@@ -11,10 +11,14 @@ use crate::base::handles::Handle;
 use crate::base::lock::lock;
 use crate::base::settings::settings;
 use crate::base::violation::violation;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
+use rustix::fs::{FlockOperation, MemfdFlags, flock, ftruncate, memfd_create};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Mutex;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 
 const PAGE: u64 = 4096;
 /// The alignment that CUDA promises for an allocation, in bytes.
@@ -39,6 +43,8 @@ pub enum Kind {
     Host,
     /// NVSHMEM's heap, and memory of `cuMemMap`: mapped outside this file.
     Symmetric,
+    /// Memory of another process (`cuIpcOpenMemHandle`): mapped outside this file.
+    Peer,
 }
 
 /// One allocation.
@@ -55,6 +61,8 @@ pub struct Allocation {
     /// The call that freed it, set at the call: the stream may reach the free later.
     freed_by: Option<&'static str>,
     registrations: usize,
+    /// The file behind the pages, if other processes may map them.
+    file: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
@@ -127,6 +135,7 @@ pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Resul
         live: false,
         freed_by: None,
         registrations: 0,
+        file: None,
     };
     memory.allocations.insert(address, allocation);
     Ok(address)
@@ -150,6 +159,20 @@ impl Arena {
 }
 
 impl Allocation {
+    /// Ends the process if another one has the memory open. It holds a lock on the file meanwhile, which its death
+    /// ends, too.
+    fn check_closed(&self, function: &str) {
+        let Some(file) = &self.file else { return };
+        if flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let address = self.address;
+            violation(
+                function,
+                format!("the memory at {address:#x} is freed while another process has it open"),
+            );
+        }
+        let _ = flock(file, FlockOperation::Unlock);
+    }
+
     fn pages(&self) -> (*mut c_void, usize) {
         let start = self.address & !(PAGE - 1);
         (start as *mut c_void, pages(self.size) as usize)
@@ -195,6 +218,7 @@ pub fn announce_free(function: &'static str, address: u64, kinds: &[Kind]) {
     if allocation.registrations > 0 {
         violation(function, format!("the memory at {address:#x} is registered with a communicator"));
     }
+    allocation.check_closed(function);
     allocation.freed_by = Some(function);
 }
 
@@ -212,6 +236,13 @@ pub fn close(address: u64) {
     if let Err(error) = given_back {
         violation("memory", format!("cannot unmap {len} bytes: {error}"));
     }
+    if allocation.file.take().is_some() {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as above: instead of the file's pages.
+        if let Err(error) = unsafe { mmap_anonymous(start, len, ProtFlags::empty(), flags) } {
+            violation("memory", format!("cannot unmap {len} bytes: {error}"));
+        }
+    }
     let (size, place) =
         (allocation.size, if allocation.kind == Kind::Host { HOST } else { allocation.device });
     if let Some(arena) = memory.arenas.get_mut(&place) {
@@ -219,13 +250,60 @@ pub fn close(address: u64) {
     }
 }
 
+/// Puts a file behind the pages of an allocation, so that other processes can map them. The caller does not use
+/// the memory meanwhile. Returns the file, and the allocation's place in it; `None` for other memory than that of
+/// `cuMemAlloc`.
+pub fn share(address: u64) -> Option<(Arc<OwnedFd>, Allocation, u64)> {
+    let mut memory = lock(&MEMORY);
+    let allocation = memory.allocations.get_mut(&address)?;
+    if allocation.kind != Kind::Device || !allocation.live || allocation.freed_by.is_some() {
+        return None;
+    }
+    let (start, len) = allocation.pages();
+    if allocation.file.is_none() {
+        let file = memfd_create("emulated-device-memory", MemfdFlags::CLOEXEC).ok()?;
+        ftruncate(&file, len as u64).ok()?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at an address that the system chooses.
+        let copy = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0) }.ok()?;
+        for page in (0..len).step_by(PAGE as usize) {
+            // SAFETY: a page of a live allocation, and one of a mapping of as many bytes.
+            let (from, to) =
+                unsafe { (start.byte_add(page).cast::<[u8; PAGE as usize]>(), copy.byte_add(page).cast()) };
+            // SAFETY: as above. Pages of zeroes stay holes of the file.
+            unsafe {
+                if (*from).iter().any(|byte| *byte != 0) {
+                    std::ptr::copy_nonoverlapping(from, to, 1);
+                }
+            }
+        }
+        // SAFETY: the mapping above, which nobody uses any more; its pages stay in the file.
+        unsafe { munmap(copy, len) }.ok()?;
+        // SAFETY: over the pages, which belong to this allocation alone, with the same contents.
+        unsafe { mmap(start, len, access, MapFlags::SHARED | MapFlags::FIXED, &file, 0) }.ok()?;
+        allocation.file = Some(Arc::new(file));
+    }
+    let file = Arc::clone(allocation.file.as_ref()?);
+    Some((file, allocation.clone(), address - start as u64))
+}
+
 /// Adds memory that was mapped elsewhere to the list.
-pub fn adopt(address: u64, size: u64, device: usize, context: Handle) {
+pub fn adopt(kind: Kind, address: u64, size: u64, device: usize, context: Handle) {
     let mut memory = lock(&MEMORY);
     memory.ids += 1;
-    let (id, kind) = (memory.ids, Kind::Symmetric);
-    let allocation =
-        Allocation { address, size, kind, device, context, id, live: true, freed_by: None, registrations: 0 };
+    let id = memory.ids;
+    let allocation = Allocation {
+        address,
+        size,
+        kind,
+        device,
+        context,
+        id,
+        live: true,
+        freed_by: None,
+        registrations: 0,
+        file: None,
+    };
     memory.allocations.insert(address, allocation);
 }
 
@@ -344,6 +422,28 @@ impl Range {
         // SAFETY: the range is in a live allocation. If the program frees it during the copy, the crash is
         // intended.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address as *mut u8, bytes.len()) };
+    }
+
+    /// Stores zeroes. Whole pages are given back to the system, which has zeroes for them: FIFOs of own kernels are large
+    /// and little used.
+    pub fn clear(&self) {
+        self.check(When::Performed);
+        let (first, last) =
+            (self.address.next_multiple_of(PAGE), (self.address + self.len as u64) & !(PAGE - 1));
+        let is_private = find(self.address).is_some_and(|it| it.file.is_none() && it.kind == Kind::Device);
+        if !is_private || first >= last {
+            return self.write(&vec![0; self.len]);
+        }
+        let head = (first - self.address) as usize;
+        self.part(0, head).write(&vec![0; head]);
+        let tail = self.part(head + (last - first) as usize, self.len - head - (last - first) as usize);
+        tail.write(&vec![0; tail.len]);
+        // SAFETY: whole pages of a live allocation, without a file behind them.
+        let cleared =
+            unsafe { madvise(first as *mut c_void, (last - first) as usize, Advice::LinuxDontNeed) };
+        if let Err(error) = cleared {
+            violation(self.function, format!("cannot clear {} bytes: {error}", self.len));
+        }
     }
 
     /// Whether the two have a byte in common.

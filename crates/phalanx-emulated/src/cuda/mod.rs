@@ -5,7 +5,7 @@
 //! | File | What it has |
 //! |---|---|
 //! | `executable.rs`, `stream_capture.rs` | executable graphs and their launches; the functions that begin and end captures |
-//! | `allocation.rs`, `copy.rs`, `kernel.rs`, `virtual_memory.rs` | the functions that allocate; copies and fills; phalanx's own kernels; physical memory and its mappings |
+//! | `allocation.rs`, `copy.rs`, `ipc.rs`, `virtual_memory.rs` | the functions that allocate; copies and fills; memory of other processes; physical memory and its mappings |
 //! | `event.rs` | events |
 //! | `stream.rs` | the functions on streams |
 //! | `context.rs` | contexts, and which one is current |
@@ -27,7 +27,7 @@ pub mod error;
 pub mod event;
 pub mod executable;
 pub mod graph;
-pub mod kernel;
+pub mod ipc;
 pub mod memory;
 pub mod queue;
 pub mod stream;

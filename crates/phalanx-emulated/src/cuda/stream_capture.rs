@@ -1,6 +1,6 @@
 //! The functions that begin and end the capture of a stream.
 
-use super::capture::{Capture, GLOBAL, Member, RELAXED};
+use super::capture::{self, Capture, GLOBAL, Member, RELAXED};
 use super::error::*;
 use super::graph::{self, Graph};
 use super::queue::{Kind, Stream};
@@ -106,8 +106,8 @@ exported! {
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
-        // No thread ever changes its mode here.
-        mode.set(GLOBAL);
+        let wanted = mode.as_in().get().ok_or(INVALID_VALUE)?;
+        mode.set(capture::exchange_mode(wanted).ok_or(INVALID_VALUE)?);
         Ok(())
     }
 }

@@ -177,7 +177,7 @@ exported! {
         // SAFETY: a mapping of `cuMemMap`, which the caller does not access yet.
         unsafe { mprotect(mapped as *mut c_void, size, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|_| INVALID_VALUE)?;
-        memory::adopt(start, size as u64, physical.properties.device as usize, current()?.handle);
+        memory::adopt(memory::Kind::Symmetric, start, size as u64, physical.properties.device as usize, current()?.handle);
         Ok(())
     }
 

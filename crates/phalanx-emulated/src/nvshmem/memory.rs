@@ -28,6 +28,7 @@ fn allocate(function: &'static str, alignment: u64, bytes: usize, growth: u64, f
         if let Some(offset) = start {
             for peer in 0..pe.pes {
                 memory::adopt(
+                    memory::Kind::Symmetric,
                     pe.world.heap(peer) + offset,
                     bytes as u64,
                     pe.context.device,
@@ -190,7 +191,8 @@ fn map(function: &'static str, pe: &Pe, address: u64, bytes: usize) -> u64 {
         if let Err(error) = pe.world.map(peer, offset, bytes, words[0], words[1]) {
             refuse(format!("PE {peer}'s memory cannot be mapped ({error})"));
         }
-        memory::adopt(pe.world.heap(peer) + offset, bytes as u64, pe.context.device, pe.context.handle);
+        let start = pe.world.heap(peer) + offset;
+        memory::adopt(memory::Kind::Symmetric, start, bytes as u64, pe.context.device, pe.context.handle);
     }
     pe.barrier();
     pe.world.heap(pe.pe) + offset

@@ -22,6 +22,9 @@ pub fn with_cores(launch: Launch, ranks: usize) -> Launch {
 /// How long dropping a failed communicator may take.
 const DROP_LIMIT: Duration = Duration::from_secs(2);
 
+/// The algorithm of own kernels that NCCL's cases use, if they shall (not `PHALANX_…`: those are taken from ranks).
+pub const OWN_KERNELS: &str = "TESTKIT_OWN_KERNELS";
+
 /// What the processes of a case need to find, for as long as they run.
 pub struct Ground {
     #[cfg(target_os = "linux")]
@@ -35,6 +38,10 @@ impl Ground {
         match backend {
             Backend::Nccl => {
                 let emulated = Emulated::new().map_err(|error| format!("the emulated libraries: {error}"))?;
+                let emulated = match std::env::var(OWN_KERNELS) {
+                    Ok(algorithm) => emulated.own_kernels(&algorithm),
+                    Err(_) => emulated,
+                };
                 // One for each rank of the largest world.
                 Ok(Ground { emulated: Some(emulated.set("DEVICES", crate::program::RANKS)) })
             }

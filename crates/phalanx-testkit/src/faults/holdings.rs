@@ -7,7 +7,12 @@ pub struct Holdings {
     mappings: Vec<String>,
     threads: usize,
     connections: bool,
+    /// Of emulated GPUs, whose memory communicators give back a while after their end.
+    gpu_memory: usize,
 }
+
+/// The files behind memory of emulated GPUs.
+const GPU_MEMORY: &str = "/memfd:emulated-device-memory";
 
 impl Holdings {
     /// At this moment.
@@ -21,11 +26,16 @@ impl Holdings {
             .filter(|target| !target.starts_with("/proc/"))
             .collect();
         files.sort();
+        let all = files.len();
+        files.retain(|file| !file.starts_with(GPU_MEMORY));
         let maps = std::fs::read_to_string("/proc/self/maps").map_err(text)?;
         let shared = maps.lines().filter(|line| line.contains("memfd:") || line.contains("/dev/shm/"));
-        let mappings = shared.map(str::to_owned).collect();
+        let mappings: Vec<String> = shared.map(str::to_owned).collect();
+        let (of_gpus, mappings): (Vec<_>, _) =
+            mappings.into_iter().partition(|mapping| mapping.contains(GPU_MEMORY));
+        let gpu_memory = all - files.len() + of_gpus.len();
         let threads = std::fs::read_dir("/proc/self/task").map_err(text)?.count();
-        Ok(Holdings { files, mappings, threads, connections: true })
+        Ok(Holdings { files, mappings, threads, connections: true, gpu_memory })
     }
 
     /// Without sockets and threads: the emulated NCCL keeps its connections to other processes, as libraries
@@ -52,7 +62,12 @@ impl Holdings {
         // A thread that was joined is still listed for a moment, and a thread that ends something holds it so
         // long.
         for _ in 0..500 {
-            if now.threads <= self.threads && now.files == self.files && now.mappings == self.mappings {
+            let has_given_back = now.gpu_memory <= self.gpu_memory;
+            if now.threads <= self.threads
+                && has_given_back
+                && now.files == self.files
+                && now.mappings == self.mappings
+            {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
@@ -63,6 +78,12 @@ impl Holdings {
         }
         if now.mappings != self.mappings {
             return Err(format!("shared mappings are left: {:?}", now.mappings));
+        }
+        if now.gpu_memory > self.gpu_memory {
+            return Err(format!(
+                "GPU memory: {} files and mappings, before {}",
+                now.gpu_memory, self.gpu_memory
+            ));
         }
         if now.threads > self.threads {
             return Err(format!("{} threads before, {} after", self.threads, now.threads));

@@ -22,6 +22,7 @@ mod shrink;
 mod special;
 mod usage;
 
+pub use common::OWN_KERNELS;
 pub use special::FORK;
 
 use crate::Scenario;

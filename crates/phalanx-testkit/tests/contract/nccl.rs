@@ -8,6 +8,9 @@
 //! operations would wait for each other in different orders), a barrier or a collective between a receive and
 //! the send that it waits for, and a send of another thread that a message under way waits for (all
 //! operations are carried out in the order of the calls).
+//!
+//! `nccl/own/` is the same where phalanx's own kernels are forced, on emulated GPUs with the emulator's model of them.
+//! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
 use crate::{communicators, messages, portable, requests, vectors};
@@ -77,6 +80,26 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
     ("threads", 4, &[REQUESTS, PROGRAMS]),
 ];
 
+/// The same by phalanx's own kernels, with the algorithm.
+const OWN_KERNELS: [(&str, &str, usize, &[Group]); 6] = [
+    (
+        "ll",
+        "processes",
+        2,
+        &[MATRIX_ON_GPU, VECTORS, MESSAGES, REQUESTS, AMONG_MESSAGES, COMMUNICATORS, PORTABLE, PROGRAMS],
+    ),
+    (
+        "ll128",
+        "threads",
+        2,
+        &[MATRIX_ON_GPU, VECTORS, REQUESTS, AMONG_MESSAGES, COMMUNICATORS, PORTABLE, PROGRAMS],
+    ),
+    ("ll128", "processes", 3, &[MATRIX_ON_GPU, VECTORS]),
+    ("two_hops_ll", "threads", 3, &[MATRIX_ON_GPU, REQUESTS]),
+    ("two_hops_ll128", "processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, PROGRAMS]),
+    ("ll", "threads", 4, &[MATRIX_ON_GPU, COMMUNICATORS, PROGRAMS]),
+];
+
 const NOT_PROMISED: [&str; 6] = [
     "messages/tags",
     "communicators/on_threads_at_once",
@@ -97,7 +120,7 @@ fn launch(ranks: usize, kind: &str, scenarios: &[(&'static str, &'static str)]) 
     let launch = others.iter().fold(launch, |launch, (name, arg)| launch.then(name).arg(arg));
     let launch = launch.deadline(DEADLINE).on_gpus();
     let launch = if kind == "threads" { launch.on_threads() } else { launch };
-    launch.env("PHALANX_BACKEND", "nccl").env(ANY_ORDER, "1").env(NO_NAN, "1")
+    launch.env("PHALANX_BACKEND", "nccl")
 }
 
 pub fn trials() -> Vec<Trial> {
@@ -105,7 +128,17 @@ pub fn trials() -> Vec<Trial> {
     for (kind, ranks, groups) in WORLDS {
         for (name, scenarios) in groups {
             let name = format!("nccl/{kind}/{name}/{ranks}");
-            trials.push(Trial::test(name, move || perform(&launch(ranks, kind, &scenarios()), ranks)));
+            let launch = move || launch(ranks, kind, &scenarios()).env(ANY_ORDER, "1").env(NO_NAN, "1");
+            trials.push(Trial::test(name, move || perform(&launch(), ranks)));
+        }
+    }
+    for (algorithm, kind, ranks, groups) in OWN_KERNELS {
+        for (name, scenarios) in groups {
+            let name = format!("nccl/own/{algorithm}/{kind}/{name}/{ranks}");
+            trials.push(Trial::test(name, move || {
+                let emulated = Emulated::new()?.own_kernels(algorithm);
+                Ok(emulated.launch(launch(ranks, kind, &scenarios())).reports().map(drop)?)
+            }));
         }
     }
     trials

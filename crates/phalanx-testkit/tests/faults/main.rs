@@ -2,11 +2,11 @@
 //!
 //! `cargo test -p phalanx-testkit --test faults -- <part of a name>` runs a part of it.
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_testkit::faults::{self, Backend, Case, Effort};
 use phalanx_testkit::processes;
 use phalanx_testkit::suite::{self, Share};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 /// The seed of the cases that have one; the suite's program tries many.
 const SEED: u64 = 1;
@@ -14,6 +14,7 @@ const SEED: u64 = 1;
 /// How much of the suite a sample is. Most of these cases wait for a deadline. CI runs the last line's for ranks that are
 /// threads, processes and NCCL's, and a contributor once.
 const SHARES: &[Share] = &[
+    ("own_kernels/", 12),
     ("/life/", 7),
     ("/deadline/", 7),
     ("/stopped/", 8),
@@ -37,7 +38,26 @@ fn main() -> ExitCode {
     let trials = Backend::ALL
         .into_iter()
         .flat_map(|backend| backend.cases().into_iter().map(move |case| trial(backend, case)));
-    suite::run(&args, trials.collect(), SHARES)
+    let own_kernels = Backend::Nccl.cases().into_iter().filter(|case| case.ignored.is_none()).enumerate();
+    let own_kernels = own_kernels.map(|(place, case)| with_own_kernels(place, case.name));
+    suite::run(&args, trials.chain(own_kernels).collect(), SHARES)
+}
+
+/// A case of NCCL's where phalanx's own kernels carry collectives out, in a process of its own.
+fn with_own_kernels(place: usize, name: String) -> Trial {
+    let algorithm = ["ll", "ll128", "auto", "two_hops_ll128"][place % 4];
+    // In one word, so that by default these do not run in place of NCCL's own cases.
+    let word = name.replace('/', "-");
+    Trial::test(format!("own_kernels/{algorithm}/{word}"), move || {
+        let mut suite = Command::new(std::env::current_exe()?);
+        let suite = suite.args(["--exact", &format!("nccl/{name}")]).env(faults::OWN_KERNELS, algorithm);
+        let ended = suite.output()?;
+        let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        match ended.status.success() && out.contains("1 passed") {
+            true => Ok(()),
+            false => Err(Failed::from(format!("{}: {out}{err}", ended.status))),
+        }
+    })
 }
 
 fn trial(backend: Backend, case: Case) -> Trial {

@@ -19,6 +19,7 @@ mod memory;
 mod messages;
 mod mpirun;
 mod nccl_failures;
+mod own_kernels;
 mod placing;
 mod programs;
 mod releases;
@@ -40,6 +41,8 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts
 /// many processes. CI runs most scenarios twice, as threads and as processes, and a contributor once.
 const SHARES: &[Share] = &[
+    ("own_kernels/again/", 16),
+    ("own_kernels/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
     ("hosts/", 4),
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         &[FORK],
         hosts::SCENARIOS,
         mpirun::SCENARIOS,
+        own_kernels::SCENARIOS,
         placing::SCENARIOS,
         releases::SCENARIOS,
         signals::SCENARIOS,
@@ -125,16 +129,24 @@ fn main() -> ExitCode {
     if ranks > gpus {
         trials = trials.into_iter().map(of_processes_only).collect();
     }
+    let names: Vec<String> = own_kernels::OF_THE_SUITE
+        .iter()
+        .flat_map(|module| module(4))
+        .filter(|trial| !trial.has_ignored_flag())
+        .map(|trial| trial.name().to_owned())
+        .collect();
     // These have emulated GPUs of their own, whatever the machine has.
     match Emulated::new() {
         Ok(_) => {
             trials.extend(releases::trials().into_iter().chain(injected::trials()));
             trials.extend(device_comm::of_releases());
             trials.extend(kept_errors::emulated_trials());
+            trials.extend(own_kernels::trials());
+            trials.extend(own_kernels::again(names.into_iter()));
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }
         Err(why) => {
-            let names = ["releases", "injected", "kept_errors", "missing_nccl"];
+            let names = ["releases", "injected", "kept_errors", "own_kernels", "missing_nccl"];
             let left_out = |name: &str| suite::ignored(name, why.to_string());
             trials.extend(names.map(left_out));
         }

@@ -194,7 +194,8 @@ fn put_into_what_was_dropped(comm: Comm, _: &[String]) -> Outcome {
     must("finalize", part.finalize())?;
     // Threads that have done their work may not have come to their end.
     let since = Instant::now();
-    while are_emulated() && free()? != before {
+    // Communicators of the trials before give memory back meanwhile, too.
+    while are_emulated() && free()? < before {
         assert!(since.elapsed() < Duration::from_secs(10), "{} bytes are left", before - free()?);
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -325,6 +325,20 @@ impl ControlChannel {
         endpoint.channel.state(peer).greetings[way.reverse() as usize].has(endpoint.rank)
     }
 
+    /// Publishes that nothing of this rank reaches the peers' GPU memory any more. Its own place among the connections,
+    /// of which there is none with itself, says so.
+    pub fn publish_detached(&self) {
+        self.endpoint.own().greetings[Connection::Out as usize].add(self.endpoint.rank);
+    }
+
+    /// Whether nothing reaches GPU memory between the ranks any more: every rank has said so, or its process has ended.
+    pub fn are_all_detached(&self) -> bool {
+        let endpoint = &self.endpoint;
+        let has_said = |rank| endpoint.channel.state(rank).greetings[Connection::Out as usize].has(rank);
+        let is_detached = |rank| has_said(rank) || endpoint.gone(rank) == Some(PeerEvent::Died);
+        has_said(endpoint.rank) && endpoint.peers().all(is_detached)
+    }
+
     /// A cheap form of [`check_peers`](ControlChannel::check_peers) for work that no thread waits for: whether there may be a reason to fail.
     pub fn suspects(&self, announced: &AnnouncedCall, since: RunInstant) -> bool {
         let endpoint = &self.endpoint;

@@ -2,6 +2,7 @@
 
 use super::surface::Surface;
 use crate::api::group::{CommGroup, Group};
+use crate::backend::nccl::collective::Needs;
 use crate::backend::nccl::{check_on_device, group, operation};
 use crate::contract::{Call, Operation};
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -57,8 +58,9 @@ impl<'a> Surface<'a> {
         unsafe { self.prepare_collective(call) }?;
         let (mut info, mut answer) = (ncclSimInfo_t::new(), ncclResult_t::Success);
         group::start(communicator, &self.comm.messages);
+        // The library's model is of the library, also where an own kernel would carry the call out.
         // SAFETY: as above, until the group's end, behind which the library has forgotten them.
-        let queued = unsafe { operation::collective(communicator, call) };
+        let queued = unsafe { operation::collective_with(communicator, call, None, Needs::default()) };
         let ended = group::end_with(communicator, name, || {
             // SAFETY: the level was entered on this thread; the out-pointer is written during the call.
             answer = unsafe { simulate(&raw mut info) };

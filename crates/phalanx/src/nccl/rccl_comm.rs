@@ -124,6 +124,6 @@ impl<'a> Rccl<'a> {
         let needs = Needs::with_bias(bias.span().start.cast_const().cast());
         // SAFETY: the buffers and the bias are lent until the operation is enqueued; this is the one thread
         // inside.
-        unsafe { crate::backend::nccl::operation::collective_with(communicator, &call, needs) }
+        unsafe { crate::backend::nccl::operation::collective_with(communicator, &call, None, needs) }
     }
 }

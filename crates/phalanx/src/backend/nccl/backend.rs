@@ -75,7 +75,7 @@ impl Backend for NcclComm {
         }
         // A barrier or finalize: this rank's work is complete, and all ranks arrive.
         self.communicator.sync()?;
-        let (announced, _) = self.communicator.next_collective(call);
+        let (announced, _) = self.communicator.next_collective(call, false);
         // SAFETY: the caller's contract.
         self.on_host_channel(&announced, |channel| unsafe { channel.collective(call) })?;
         self.communicator.control_channel.complete(self.communicator.collectives());
@@ -152,7 +152,7 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         unsafe { self.prepare(&call) }?;
         parent.check_awake(call.operation)?;
-        let (announced, _) = parent.next_collective(&call);
+        let (announced, _) = parent.next_collective(&call, false);
         // SAFETY: the caller's contract.
         let channel =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel(color, key) })?;
@@ -171,7 +171,7 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         unsafe { self.prepare(&call) }?;
         parent.check_awake(call.operation)?;
-        let (announced, _) = parent.next_collective(&call);
+        let (announced, _) = parent.next_collective(&call, false);
         // SAFETY: the caller's contract.
         let channels =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel_grid(grid) })?;
@@ -197,7 +197,7 @@ impl Backend for NcclComm {
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
         self.sync()?;
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
-        let (announced, _) = self.communicator.next_collective(&call);
+        let (announced, _) = self.communicator.next_collective(&call, false);
         // SAFETY: the caller's contract.
         let (channel, number) = self
             .on_host_channel(&announced, |channel| unsafe { channel.grow_channel(joiners, self.kind()) })?;

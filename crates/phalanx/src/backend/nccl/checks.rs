@@ -74,7 +74,7 @@ impl NcclComm {
         let communicator = &self.communicator;
         self.check_driver(call.operation)?;
         communicator.check_awake(call.operation)?;
-        let (announced, _) = communicator.next_collective(call);
+        let (announced, _) = communicator.next_collective(call, false);
         // SAFETY: one thread at a time makes collective calls; a call without data.
         self.on_host_channel(&announced, |channel| unsafe { channel.collective(call) })
     }

@@ -1,7 +1,11 @@
 //! Collectives and messages as calls of the library. All addresses are in device memory.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, OwnKernel};
 use super::device::StreamMemory;
+#[cfg(feature = "nccl")]
+use super::direct::{KernelLaunch, is_empty_of_own_type};
+#[cfg(feature = "nccl")]
+use super::group;
 use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -27,6 +31,9 @@ pub(crate) struct Needs {
     pub scratch: Option<StreamMemory>,
     /// The bias of an all_reduce (`ncclAllReduceWithBias`).
     bias: Option<*const c_void>,
+    /// An own kernel that waits for the group's end.
+    #[cfg(feature = "nccl")]
+    own_kernel: Option<Box<KernelLaunch>>,
 }
 
 impl Needs {
@@ -68,22 +75,66 @@ impl Communicator {
         }
     }
 
-    /// Enqueues a collective: an own kernel, or the library's.
+    /// Enqueues a collective: an own kernel, or the library's. In a group, the kernel waits for its end.
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
     #[inline]
-    pub(crate) unsafe fn carry_out(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
+    pub(crate) unsafe fn carry_out(
+        &self,
+        call: &Call<'_>,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] own_kernel: Option<OwnKernel<'_>>,
+        needs: &mut Needs,
+    ) -> Result<Progress> {
         #[cfg(feature = "nccl")]
-        if let Some((direct, algorithm)) = self.own_kernel(call) {
+        if let Some((direct, algorithm)) = own_kernel {
             // SAFETY: the caller's contract.
-            unsafe {
-                direct.enqueue(&self.device, self.rank, call, algorithm, |stream| self.stream_of(stream))
-            }?;
+            let launch = unsafe { direct.prepare(&self.device, self.rank, call, algorithm) }?;
+            if group::is_open() {
+                needs.own_kernel = Some(Box::new(launch));
+            } else {
+                // SAFETY: as above.
+                unsafe { direct.launch(&self.device, &launch, |stream| self.stream_of(stream)) }?;
+            }
             return Ok(Progress::Enqueued);
         }
+        #[cfg(feature = "nccl")]
+        if self.direct.get().is_some() && is_empty_of_own_type(call) {
+            return Ok(Progress::Enqueued);
+        }
+        self.come_after_last(call.stream)?;
         // SAFETY: the caller's contract.
         unsafe { self.enqueue(call, needs) }
+    }
+
+    /// Where there are own kernels, orders what follows on a stream behind the operation before, whoever carries it
+    /// out: the library orders its own operations only. So a wait for the last one's stream waits for all.
+    #[inline]
+    pub(crate) fn come_after_last(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] stream: RawStream,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            return direct.come_after(&self.device, stream, |stream| self.stream_of(stream));
+        }
+        Ok(())
+    }
+
+    /// Launches the own kernel that has waited for the group's end, if there is one.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`, for the call that the kernel carries out.
+    pub(crate) unsafe fn launch_own_kernel(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        if let (Some(launch), Some(direct)) = (&needs.own_kernel, self.direct.get()) {
+            // SAFETY: the caller's contract.
+            return unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) };
+        }
+        Ok(())
     }
 
     /// Enqueues a collective by the library.
@@ -286,6 +337,7 @@ impl Communicator {
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
     pub(crate) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
+        transfers.iter().try_for_each(|transfer| self.come_after_last(transfer.stream))?;
         self.grouped(|| {
             transfers.iter().try_for_each(|transfer| {
                 // SAFETY: the caller's contract.

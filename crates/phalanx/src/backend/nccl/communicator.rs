@@ -83,6 +83,13 @@ pub(crate) struct Communicator {
     pub(crate) registrations: Mutex<BTreeMap<NonZeroU64, Handle>>,
 }
 
+/// phalanx's own kernel for a call.
+#[cfg(feature = "nccl")]
+pub(crate) type OwnKernel<'a> = (&'a Direct, Algorithm);
+/// There is none.
+#[cfg(not(feature = "nccl"))]
+pub(crate) type OwnKernel<'a> = &'a std::convert::Infallible;
+
 /// The handle, which the library may write late and from a thread of its own. That thread keeps the cell
 /// alive too.
 #[derive(Default)]
@@ -366,26 +373,21 @@ impl Communicator {
     }
 
     /// The own kernel that carries a call out; `None` if the library does.
-    #[cfg(feature = "nccl")]
     #[inline]
-    pub fn own_kernel(&self, call: &Call<'_>) -> Option<(&Direct, Algorithm)> {
-        let direct = self.direct.get()?;
-        direct.choose(call).map(|algorithm| (direct, algorithm))
-    }
-
-    /// Whether an own kernel carries a call out.
-    #[inline]
-    fn has_own_kernel(&self, #[cfg_attr(not(feature = "nccl"), expect(unused))] call: &Call<'_>) -> bool {
+    pub fn own_kernel(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] call: &Call<'_>,
+    ) -> Option<OwnKernel<'_>> {
         #[cfg(feature = "nccl")]
-        return self.own_kernel(call).is_some();
+        return self.direct.get().and_then(|direct| direct.choose(call).map(|algorithm| (direct, algorithm)));
         #[cfg(not(feature = "nccl"))]
-        return false;
+        return None;
     }
 
     /// Records and announces a collective that is about to be enqueued. Returns the arrival that the library needs
-    /// first.
+    /// first, if it is the library that carries the call out.
     #[inline(always)]
-    pub fn next_collective(&self, call: &Call<'_>) -> (AnnouncedCall, Option<Arrival>) {
+    pub fn next_collective(&self, call: &Call<'_>, has_own_kernel: bool) -> (AnnouncedCall, Option<Arrival>) {
         let mut last = lock(&self.last);
         last.collectives += 1;
         let announced = AnnouncedCall::call(last.collectives, call);
@@ -393,7 +395,7 @@ impl Communicator {
             (last.announced, last.stream) = (Some(announced), call.stream);
         }
         self.control_channel.announce(&announced);
-        let arrival = match self.has_own_kernel(call) {
+        let arrival = match has_own_kernel {
             true => None,
             false => self.arrival_for(call, &announced, &mut last.connected),
         };

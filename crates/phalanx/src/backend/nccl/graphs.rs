@@ -37,9 +37,7 @@ impl Communicator {
         let _current = self.device.enter();
         let launched = {
             let _locked = self.lock_library()?;
-            if let Some(direct) = self.direct.get() {
-                direct.come_after(&self.device, graph.1.raw(), |stream| self.stream_of(stream))?;
-            }
+            self.come_after_last(graph.1.raw())?;
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };
         // The communicator has failed, and its abort needs the library lock.

@@ -86,11 +86,18 @@ fn start_all(
     let (arrived, ended) = {
         let inside = GroupLocks::all(&started);
         let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));
+        let arrived =
+            arrived.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_own_kernel));
         if arrived.is_err() {
             spoil(communicator);
         }
         // Where a thread is lost inside a device, the library only forgets what was queued.
-        (arrived, communicator.progress(end(), function))
+        let ended = communicator.progress(end(), function);
+        // What the library carries out has its place in the streams only now.
+        let ended = ended.and_then(|progress| {
+            started.iter().try_for_each(EnqueuedOperation::come_after_last).map(|()| progress)
+        });
+        (arrived, ended)
     };
     for one in &started {
         one.communicator.leave_group();

@@ -221,7 +221,7 @@ impl NcclComm {
             self.communicator.next_message(transfer);
         }
         for call in calls {
-            self.communicator.next_collective(call);
+            self.communicator.next_collective(call, self.communicator.own_kernel(call).is_some());
         }
         self.communicator.launch(graph)
     }

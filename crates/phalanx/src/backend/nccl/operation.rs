@@ -2,7 +2,7 @@
 
 use super::arrival::Arrival;
 use super::collective::{Needs, Part, Progress};
-use super::communicator::Communicator;
+use super::communicator::{Communicator, OwnKernel};
 use super::group;
 use super::staging::{Return, Stage};
 use crate::contract::{Call, Direction, Operation, Transfer};
@@ -58,6 +58,17 @@ impl EnqueuedOperation {
             return Err(error);
         }
         if self.is_simple() { Ok(()) } else { self.complete() }
+    }
+
+    /// Launches its own kernel, if it has one, at the group's end.
+    pub fn launch_own_kernel(&self) -> Result<()> {
+        // SAFETY: the contract of `collective`, whose memory is valid until the group has ended.
+        unsafe { self.communicator.launch_own_kernel(&self.needs) }
+    }
+
+    /// Orders its stream behind those of the group's operations before.
+    pub fn come_after_last(&self) -> Result<()> {
+        self.communicator.come_after_last(self.stream)
     }
 
     /// The error for an operation that the library rejected.
@@ -122,10 +133,10 @@ impl EnqueuedOperation {
 #[inline]
 pub(crate) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_>) -> Result<()> {
     // SAFETY: the caller's contract.
-    unsafe { collective_with(communicator, call, Needs::default()) }
+    unsafe { collective_with(communicator, call, communicator.own_kernel(call), Needs::default()) }
 }
 
-/// [`collective`] with its reduction operator and stages.
+/// [`collective`] with its own kernel, reduction operator and stages.
 ///
 /// # Safety
 /// As for [`collective`].
@@ -133,10 +144,11 @@ pub(crate) unsafe fn collective(communicator: &Arc<Communicator>, call: &Call<'_
 pub(crate) unsafe fn collective_with(
     communicator: &Arc<Communicator>,
     call: &Call<'_>,
+    own_kernel: Option<OwnKernel<'_>>,
     mut needs: Needs,
 ) -> Result<()> {
     communicator.check_awake(call.operation)?;
-    let (announced, arrival) = communicator.next_collective(call);
+    let (announced, arrival) = communicator.next_collective(call, own_kernel.is_some());
     let (mut returns, brought) = (Vec::new(), &mut None);
     let call = match call.spaces {
         [Space::Device, Space::Device] => call,
@@ -148,7 +160,7 @@ pub(crate) unsafe fn collective_with(
         }
     };
     // SAFETY: as above; the addresses are on the device now.
-    let enqueue = |needs: &mut Needs| unsafe { communicator.carry_out(call, needs) };
+    let enqueue = |needs: &mut Needs| unsafe { communicator.carry_out(call, own_kernel, needs) };
     launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 

@@ -74,19 +74,31 @@ impl Communicator {
                 unsafe { abort(handle) };
             }
         });
-        self.drain();
+        if self.drain() && self.has_ended() {
+            self.detach();
+        }
     }
 
-    /// Waits, with a bound, until no stream has work of an aborted operation.
-    fn drain(&self) {
+    /// Lets go of the peers' memory, and tells them. No own kernel of this rank runs or follows.
+    fn detach(&self) {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            direct.close(&self.device);
+            self.control_channel.publish_detached();
+        }
+    }
+
+    /// Waits, with a bound, until no stream has work of an aborted operation. False if one still has.
+    fn drain(&self) -> bool {
         let mut streams = self.streams_beside_the_last();
         let last = lock(&self.last).stream;
         streams.extend(self.stream_of(last));
         let _current = self.device.enter();
         let drained = streams.iter().try_for_each(|stream| self.device.wait_idle(stream.raw(), ENDING));
-        if let Err(error) = drained {
+        if let Err(error) = &drained {
             crate::os::log::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
+        drained.is_ok()
     }
 
     /// Makes the library's calls on this communicator in other threads return with an error
@@ -127,7 +139,10 @@ impl Communicator {
         if departure == Departure::Panicked {
             // Publish the failure before other ranks can notice the abort.
             self.control_channel.depart(departure);
-            return self.abort();
+            self.abort();
+            #[cfg(feature = "nccl")]
+            super::watchdog::free_when_all_are_detached(self);
+            return;
         }
         if !self.has_ended() && !self.end() {
             self.end_alone();
@@ -136,7 +151,7 @@ impl Communicator {
             self.control_channel.depart(departure);
         }
         #[cfg(feature = "nccl")]
-        super::watchdog::free_when_all_have_left(self);
+        super::watchdog::free_when_all_are_detached(self);
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
@@ -212,10 +227,7 @@ impl Communicator {
                 );
             }
         }
-        #[cfg(feature = "nccl")]
-        if let Some(direct) = self.direct.get() {
-            direct.close();
-        }
+        self.detach();
         // Lost ranks do not take part in the shutdown.
         if self.control_channel.has_casualties() {
             return false;

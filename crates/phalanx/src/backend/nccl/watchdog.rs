@@ -27,28 +27,33 @@ static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
 /// Communicators that this rank has left and whose memory peers may still write to.
 #[cfg(feature = "nccl")]
-static LEFT: Mutex<Vec<Arc<Communicator>>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<(Arc<Communicator>, RunInstant)>> = Mutex::new(Vec::new());
 
-/// Frees the memory of own kernels when all ranks have left.
+/// How long peers of a communicator that has failed may take to let go of this rank's memory; then it is leaked.
 #[cfg(feature = "nccl")]
-pub(crate) fn free_when_all_have_left(communicator: &Arc<Communicator>) {
+const LETTING_GO: Duration = Duration::from_secs(60);
+
+/// Frees the memory of own kernels when no rank reaches it any more.
+#[cfg(feature = "nccl")]
+pub(crate) fn free_when_all_are_detached(communicator: &Arc<Communicator>) {
     if communicator.direct.get().is_some() {
-        lock(&LEFT).push(communicator.clone());
+        lock(&LEFT).push((communicator.clone(), RunInstant::now()));
     }
 }
 
 /// Whether to look again later.
 #[cfg(feature = "nccl")]
-fn is_awaited(communicator: &Communicator) -> bool {
+fn is_awaited(communicator: &Communicator, since: RunInstant) -> bool {
     let channel = &communicator.control_channel;
-    if channel.have_all_left()
+    if channel.are_all_detached()
         && let Some(direct) = communicator.direct.get()
     {
         let _current = communicator.device.enter();
         direct.free();
         return false;
     }
-    !channel.has_casualties() && channel.check().is_ok()
+    let is_orderly = !channel.has_casualties() && channel.check().is_ok();
+    is_orderly || since.elapsed() < LETTING_GO
 }
 
 /// A communicator, with the state seen in the last round.
@@ -136,7 +141,7 @@ fn start() -> Result<()> {
                 let now = RunInstant::now();
                 lock(&WATCHED).retain_mut(|watched| watched.look(now));
                 #[cfg(feature = "nccl")]
-                lock(&LEFT).retain(|communicator| is_awaited(communicator));
+                lock(&LEFT).retain(|(communicator, since)| is_awaited(communicator, *since));
             }
         });
         outcome = thread.map(drop).map_err(|error| {

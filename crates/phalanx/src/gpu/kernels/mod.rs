@@ -9,7 +9,7 @@ use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction, CUresult};
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::{CudaContext, DriverError, result};
 use miniz_oxide::inflate::decompress_to_vec_zlib;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -107,7 +107,7 @@ impl Kernels {
             return Ok(*kernels);
         }
         let images = module.images();
-        let ready = match gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? {
+        let ready = match generation(gpu)? {
             8 => Some(images.sm_80),
             9 => Some(images.sm_90),
             _ => None,
@@ -126,6 +126,15 @@ impl Kernels {
         loaded.insert((gpu.ordinal(), module), kernels);
         Ok(kernels)
     }
+}
+
+/// The major number of a GPU's compute capability. cudarc's own question would answer an error of something else that
+/// its context keeps.
+pub(crate) fn generation(gpu: &CudaContext) -> Result<i32> {
+    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    // SAFETY: a device that is open.
+    let answer = unsafe { result::device::get_attribute(gpu.cu_device(), major) };
+    answer.map_err(|error| failed("cuDeviceGetAttribute", error).into())
 }
 
 fn load_image(compressed: &[u8]) -> Result<sys::CUmodule> {

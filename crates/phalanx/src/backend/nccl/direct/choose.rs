@@ -132,6 +132,13 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     Some(Algorithm { module, protocol, two_hops })
 }
 
+/// Whether a call that only own kernels could carry out, for its type, is empty on all ranks.
+pub(crate) fn is_empty_of_own_type(call: &Call<'_>) -> bool {
+    use Operation::*;
+    let is_reduced = matches!(call.operation, AllReduce | Reduce | ReduceScatter | ReduceScatterV);
+    is_reduced && matches!(call.dtype, DType::I16 | DType::U16) && call.blocks.longest() == 0
+}
+
 /// Whether a call can be carried out at all: a factor of a pre-multiplied sum in host memory, or on the GPU.
 pub(crate) fn factor(call: &Call<'_>) -> (u64, bool) {
     let is_address = call.reduction.code == ReductionCode::PreMulSum && call.factor_space == Space::Device;

@@ -48,6 +48,15 @@ impl Arguments {
     }
 }
 
+/// A kernel with its arguments, and where it runs.
+pub(crate) struct KernelLaunch {
+    kernel: sys::CUfunction,
+    blocks: u32,
+    threads: u32,
+    stream: RawStream,
+    arguments: Arguments,
+}
+
 /// The stream of the last kernel: one that runs on another stream waits for it, since both use the same FIFOs.
 #[derive(Default)]
 pub(crate) struct Order {
@@ -61,39 +70,56 @@ impl Direct {
         choose(call, &self.topology)
     }
 
-    /// Enqueues a call.
+    /// The launch that carries a call out.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, with addresses in this device's memory.
-    pub unsafe fn enqueue(
+    #[inline]
+    pub unsafe fn prepare(
         &self,
         device: &GpuDevice,
         rank: usize,
         call: &Call<'_>,
         algorithm: Algorithm,
-        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
-    ) -> Result<()> {
+    ) -> Result<KernelLaunch> {
         let _current = device.enter();
-        let kernels = self.loaded(algorithm)?;
+        let kernel = self.loaded(algorithm)?.get(algorithm.kernel());
         let arguments = self.arguments(rank, call, algorithm);
         let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
-        self.come_after(device, call.stream, stream_of)?;
-        let mut pointers = [(&raw const arguments).cast_mut().cast::<std::ffi::c_void>()];
+        let (blocks, threads) = (lanes.div_ceil(warps) as u32, 32 * warps as u32);
+        Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, arguments })
+    }
+
+    /// Enqueues a launch.
+    ///
+    /// # Safety
+    /// That of [`prepare`](Direct::prepare).
+    #[inline]
+    pub unsafe fn launch(
+        &self,
+        device: &GpuDevice,
+        launch: &KernelLaunch,
+        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+    ) -> Result<()> {
+        let _current = device.enter();
+        let KernelLaunch { kernel, blocks, threads, stream, arguments } = launch;
+        self.come_after(device, *stream, stream_of)?;
+        let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<std::ffi::c_void>()];
         // SAFETY: a kernel with these arguments, which the driver copies. The memory behind them lives until the stream's work is
         // complete: the buffers by the caller's contract, the FIFOs until all ranks have left.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
-                kernels.get(algorithm.kernel()),
-                lanes.div_ceil(warps) as u32,
+                *kernel,
+                *blocks,
                 1,
                 1,
-                32 * warps as u32,
+                *threads,
                 1,
                 1,
                 0,
-                call.stream.0.cast(),
+                stream.0.cast(),
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
@@ -123,6 +149,7 @@ impl Direct {
         let Some(before) = before.filter(|before| *before != stream) else { return Ok(()) };
         // A stream that is gone has no work.
         let (Some(before), Some(stream)) = (stream_of(before), stream_of(stream)) else { return Ok(()) };
+        let _current = device.enter();
         // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
         if device.is_captured(before.raw())? != device.is_captured(stream.raw())? {
             return Ok(());

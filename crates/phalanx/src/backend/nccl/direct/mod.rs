@@ -19,5 +19,6 @@ mod launch;
 mod setup;
 mod tunables;
 
-pub(crate) use choose::{Algorithm, Preference};
+pub(crate) use choose::{Algorithm, Preference, is_empty_of_own_type};
+pub(crate) use launch::KernelLaunch;
 pub(crate) use setup::Direct;

@@ -6,12 +6,12 @@ use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice, PinnedMemory};
 use crate::control::host_channel::HostChannel;
 use crate::gpu::cuda::{driver, gpu_ids};
-use crate::gpu::kernels::{Kernels, MODULES, check, during_captures};
+use crate::gpu::kernels::{Kernels, MODULES, check, during_captures, generation};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
-use crate::types::memory::GpuId;
-use cudarc::driver::CudaContext;
+use crate::types::memory::{GpuId, RawStream};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute, CUdeviceptr, CUipcMemHandle, CUresult};
+use cudarc::driver::{CudaContext, result};
 use phalanx_sys::nccl::Flavour;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -108,31 +108,30 @@ impl Direct {
         // SAFETY: the caller's contract.
         unsafe { host_channel.all_gather_words(&offer.words(), all.as_flattened_mut()) }?;
         let offers: Vec<_> = all.iter().map(Offer::from_words).collect();
-        let opened = match begun {
-            Ok(begun) if offers.iter().all(|offer| offer.able) => {
-                begun.open(rank, &offers, host_channel.is_of_threads())
-            }
-            Ok(_) => Err(refusal("another rank cannot")),
-            Err(reason) => Err(reason),
+        let are_able = offers.iter().all(|offer| offer.able);
+        let opened = match &begun {
+            Ok(begun) if are_able => begun.open(rank, &offers, host_channel.is_of_threads()),
+            _ => Err(refusal("a rank cannot")),
         };
         let mut able = vec![[0u64; 2]; ranks];
-        let nvlink = opened.as_ref().is_ok_and(|opened| opened.topology.nvlink);
+        let nvlink = opened.as_ref().is_ok_and(|opened| opened.nvlink);
         // SAFETY: as above.
         unsafe {
             host_channel
                 .all_gather_words(&[u64::from(opened.is_ok()), u64::from(nvlink)], able.as_flattened_mut())
         }?;
-        let mut direct = match opened {
-            Ok(direct) => direct,
-            Err(reason) => {
-                crate::os::log::debug!(rank, "no own GPU kernels: {reason}");
-                return Ok(None);
-            }
-        };
+        let opened =
+            opened.inspect_err(|reason| crate::os::log::debug!(rank, "no own GPU kernels: {reason}"));
         if able.iter().any(|[able, _]| *able == 0) {
-            direct.close();
+            opened.iter().for_each(|opened| close(&opened.handles));
+            if are_able {
+                // Nobody frees what a peer has open.
+                // SAFETY: as above.
+                unsafe { host_channel.all_gather_words(&[0, 0], able.as_flattened_mut()) }?;
+            }
             return Ok(None);
         }
+        let mut direct = begun?.with(opened?);
         direct.topology.nvlink = able.iter().all(|[_, nvlink]| *nvlink != 0);
         crate::os::log::debug!(rank, nvlink = direct.topology.nvlink, "own GPU kernels are ready");
         Ok(Some(direct))
@@ -153,14 +152,12 @@ impl Direct {
     }
 
     /// Closes what of the peers is open, before the rank says that it has left. Its own work is complete.
-    pub fn close(&self) {
-        for start in lock(&self.opened).drain(..) {
-            // SAFETY: opened once, closed once; no kernel of this rank runs or follows.
-            unsafe { sys::cuIpcCloseMemHandle(start) };
-        }
+    pub fn close(&self, device: &GpuDevice) {
+        let _current = device.enter();
+        close(&std::mem::take(&mut *lock(&self.opened)));
     }
 
-    /// Frees the memory: all ranks have left.
+    /// Frees the memory: no rank reaches it any more.
     pub fn free(&self) {
         lock(&self.memory).take();
     }
@@ -173,9 +170,38 @@ impl Drop for Direct {
     }
 }
 
+/// Closes memory of peers' processes. No kernel of this rank that uses it runs or follows; its GPU is current.
+fn close(opened: &[CUdeviceptr]) {
+    for start in opened {
+        // SAFETY: opened once, closed once; the caller's contract.
+        unsafe { sys::cuIpcCloseMemHandle(*start) };
+    }
+}
+
+/// Fills memory with zeroes. The stream is not cudarc's: that would answer an error of something else that its context
+/// keeps, and may wait for the whole GPU.
+fn clear(device: &GpuDevice, memory: &DeviceMemory, bytes: usize) -> Result<()> {
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+    let raw = RawStream(stream.cast());
+    // SAFETY: memory that was just allocated, of so many bytes; waited for here.
+    let cleared = unsafe { device.clear(memory.start(), bytes, raw) };
+    let cleared = cleared.and_then(|()| device.wait_idle(raw, CLEARING));
+    // SAFETY: created above, destroyed once.
+    unsafe { result::stream::destroy(stream) }?;
+    cleared
+}
+
 fn refusal(why: &str) -> Error {
     let what = "own GPU kernels".into();
     UnsupportedError { what, why: why.into(), remedy: "NCCL carries all operations out".into() }.into()
+}
+
+/// The peers' memory, as it is reached from here.
+struct Opened {
+    inboxes: [u64; MAX_RANKS],
+    /// Of other processes.
+    handles: Vec<CUdeviceptr>,
+    nvlink: bool,
 }
 
 /// This rank's memory, before it knows the others'.
@@ -202,17 +228,13 @@ impl Begun {
         if let Some(missing) = FUNCTIONS.iter().find(|function| !driver.has(function)) {
             return Err(refusal(&format!("the driver has no {}", missing.to_string_lossy())));
         }
-        let (major, _) = gpu.compute_capability()?;
-        if major < 7 {
+        if generation(gpu)? < 7 {
             return Err(refusal("the GPU is older than compute capability 7.0"));
         }
         let bytes = INBOX_BYTES * (ranks - 1);
         during_captures(|| {
             let memory = DeviceMemory::new(device, bytes)?;
-            let stream = device.new_stream()?;
-            // SAFETY: memory that was just allocated, of so many bytes; waited for below.
-            unsafe { device.clear(memory.start(), bytes, stream.raw()) }?;
-            device.wait_idle(stream.raw(), CLEARING)?;
+            clear(device, &memory, bytes)?;
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
             // SAFETY: an allocation of cuMemAlloc; an out-pointer on the stack.
             let result = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, memory.start() as CUdeviceptr) };
@@ -243,60 +265,75 @@ impl Begun {
     }
 
     /// Opens the peers' memory.
-    fn open(mut self, rank: usize, offers: &[Offer], is_of_threads: bool) -> Result<Direct> {
+    fn open(&self, rank: usize, offers: &[Offer], is_of_threads: bool) -> Result<Opened> {
         if offers.iter().any(|offer| offer.preference != offers[0].preference) {
             return Err(refusal("PHALANX_GPU_ALGORITHM differs between the ranks"));
         }
         let ids = gpu_ids()?;
-        let mut inboxes = [0; MAX_RANKS];
-        let mut opened = Vec::new();
+        let mut opened = Opened { inboxes: [0; MAX_RANKS], handles: Vec::new(), nvlink: true };
         for (peer, offer) in offers.iter().enumerate().filter(|(peer, _)| *peer != rank) {
-            let id = GpuId(std::array::from_fn(|i| offer.gpu[i / 8].to_ne_bytes()[i % 8]));
-            let Some(ordinal) = ids.iter().position(|known| *known == id) else {
-                return Err(refusal(&format!(
-                    "this process does not see the GPU of rank {peer} (CUDA_VISIBLE_DEVICES)"
-                )));
-            };
-            if ordinal != self.gpu.ordinal() {
-                self.topology.nvlink &= self.reach(ordinal)?;
-            }
-            let start = if is_of_threads {
-                self.enable_peer_access(ordinal)?;
-                offer.address
-            } else {
-                let mut handle = CUipcMemHandle { reserved: [0; 64] };
-                for (bytes, word) in handle.reserved.chunks_exact_mut(8).zip(offer.handle) {
-                    bytes.iter_mut().zip(word.to_ne_bytes()).for_each(|(to, from)| *to = from as _);
+            match self.open_one(peer, offer, &ids, is_of_threads, &mut opened) {
+                // The peer has an inbox for each rank but itself.
+                Ok(start) => {
+                    let place = if rank < peer { rank } else { rank - 1 };
+                    opened.inboxes[peer] = start + (place * INBOX_BYTES) as u64;
                 }
-                let mut start: CUdeviceptr = 0;
-                let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-                // SAFETY: a handle of a peer that keeps its memory until this rank has left; an out-pointer on the stack.
-                let result = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut start, handle, flags) };
-                if let Err(error) = check("cuIpcOpenMemHandle", result) {
-                    opened.iter().for_each(|start| {
-                        // SAFETY: opened above, closed once.
-                        unsafe { sys::cuIpcCloseMemHandle(*start) };
-                    });
+                Err(error) => {
+                    close(&opened.handles);
                     return Err(error);
                 }
-                opened.push(start);
-                start
-            };
-            // The peer has an inbox for each rank but itself.
-            let place = if rank < peer { rank } else { rank - 1 };
-            inboxes[peer] = start + (place * INBOX_BYTES) as u64;
+            }
         }
-        Ok(Direct {
+        Ok(opened)
+    }
+
+    /// Opens a peer's memory: where it begins, as this GPU reaches it.
+    fn open_one(
+        &self,
+        peer: usize,
+        offer: &Offer,
+        ids: &[GpuId],
+        is_of_threads: bool,
+        opened: &mut Opened,
+    ) -> Result<CUdeviceptr> {
+        let id = GpuId(std::array::from_fn(|i| offer.gpu[i / 8].to_ne_bytes()[i % 8]));
+        let Some(ordinal) = ids.iter().position(|known| *known == id) else {
+            let why = format!("this process does not see the GPU of rank {peer} (CUDA_VISIBLE_DEVICES)");
+            return Err(refusal(&why));
+        };
+        if ordinal != self.gpu.ordinal() {
+            opened.nvlink &= self.reach(ordinal)?;
+        }
+        if is_of_threads {
+            self.enable_peer_access(ordinal)?;
+            return Ok(offer.address);
+        }
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        for (bytes, word) in handle.reserved.chunks_exact_mut(8).zip(offer.handle) {
+            bytes.iter_mut().zip(word.to_ne_bytes()).for_each(|(to, from)| *to = from as _);
+        }
+        let mut start: CUdeviceptr = 0;
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: a handle of a peer that keeps its memory until this rank has closed it; an out-pointer on the stack.
+        let result = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut start, handle, flags) };
+        check("cuIpcOpenMemHandle", result)?;
+        opened.handles.push(start);
+        Ok(start)
+    }
+
+    /// The rank's end of the FIFOs, with the peers' memory.
+    fn with(self, opened: Opened) -> Direct {
+        Direct {
             gpu: self.gpu,
             topology: self.topology,
-            inboxes,
+            inboxes: opened.inboxes,
             own: self.memory.start() as u64,
             memory: Mutex::new(Some(self.memory)),
-            opened: Mutex::new(opened),
+            opened: Mutex::new(opened.handles),
             abort_word: self.abort_word,
             kernels: [const { OnceLock::new() }; MODULES],
             order: Mutex::default(),
-        })
+        }
     }
 
     /// Whether lines of 128 bytes arrive whole at another GPU, which is so where it has atomic operations on this one's memory: over

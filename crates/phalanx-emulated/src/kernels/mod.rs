@@ -1,0 +1,30 @@
+//! phalanx's own kernels, by name. Other kernels do not exist here.
+//!
+//! A module's image, PTX or a cubin, must have the kernel; the kernel's name selects the code of this folder. From the
+//! top down, each file uses files further down only:
+//!
+//! | File | What it has |
+//! |---|---|
+//! | `launch.rs` | the functions on modules, and `cuLaunchKernel` |
+//! | `image.rs` | which kernels an image has, and for which GPUs |
+//! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
+//! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
+//! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
+//! | `exchange.rs` | a warp's exchange of steps with all peers |
+//! | `lane.rs` | a warp's end of its lane in the FIFOs between GPUs |
+//! | `element.rs` | element types and how they are combined |
+//! | `grid.rs` | warps that run side by side in one thread |
+//!
+//! `collective.rs` and the files below follow `gpu/kernels/*.cu*` of phalanx line by line: the same memory layout, flags,
+//! step numbers and credits. A warp is an `async` function that is polled; its 32 threads are one.
+
+mod atomics;
+mod collective;
+mod element;
+mod exchange;
+mod grid;
+mod image;
+mod lane;
+mod launch;
+mod moving;
+mod reduce;

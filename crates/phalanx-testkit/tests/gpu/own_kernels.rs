@@ -1,0 +1,418 @@
+//! phalanx's own kernels under NCCL's backend, on emulated GPUs with the emulator's model of the kernels.
+//!
+//! Here are the cases that only they have: many ranks, every alignment, long blocks, graphs, crossed orders, images
+//! for other GPUs. The contract suite has all types and reductions (`nccl/own/`). Trials of this suite that are not
+//! about NCCL alone run again with own kernels: `own_kernels/again/`.
+
+use crate::world::{EMULATED, done, download, must, new_stream, stream};
+use crate::{
+    communicators, exits, failures, groups, init_all, kept_errors, memory, messages, signals, streams, usage,
+    watchdog,
+};
+use libtest_mimic::{Failed, Trial};
+use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
+use phalanx::cudarc::driver::{CudaSlice, DeviceRepr};
+use phalanx::nccl::Graph;
+use phalanx::{Comm, PreMulSum, ReduceOp, bf16};
+use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::processes::Launch;
+use phalanx_testkit::random::{self, Random};
+use phalanx_testkit::reference::{self, Combine};
+use phalanx_testkit::scenario::{ErrorContext, Outcome};
+use phalanx_testkit::{Number, Scenario};
+use std::time::Duration;
+
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("own_kernels/shapes", shapes),
+    Scenario::rank("own_kernels/long", long),
+    Scenario::rank("own_kernels/graphs", graphs),
+    Scenario::rank("own_kernels/streams", on_streams),
+    Scenario::rank("own_kernels/synced", synced),
+    Scenario::rank("own_kernels/crossed", crossed),
+    Scenario::rank("own_kernels/groups", in_groups),
+];
+
+/// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
+type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
+
+const WORLDS: [Worlds; 7] = [
+    (
+        "shapes",
+        &[
+            ("ll", "threads", 2),
+            ("ll128", "processes", 2),
+            ("two_hops_ll", "threads", 4),
+            ("two_hops_ll128", "processes", 4),
+            ("auto", "threads", 8),
+            ("ll", "threads", 16),
+            ("two_hops_ll128", "threads", 16),
+        ],
+    ),
+    (
+        "long",
+        &[
+            ("ll", "threads", 2),
+            ("ll128", "processes", 2),
+            ("ll128", "threads", 3),
+            ("two_hops_ll", "threads", 3),
+        ],
+    ),
+    ("graphs", &[("ll", "threads", 2), ("ll128", "processes", 3), ("auto", "threads", 4)]),
+    ("streams", &[("ll", "processes", 2), ("ll128", "threads", 4)]),
+    ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
+    ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
+    ("groups", &[("ll", "threads", 3), ("ll128", "processes", 2)]),
+];
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+pub fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (scenario, worlds) in WORLDS {
+        for (algorithm, kind, ranks) in worlds {
+            let name = format!("own_kernels/{scenario}/{algorithm}/{kind}/{ranks}");
+            trials.push(Trial::test(name, move || {
+                let emulated = Emulated::new()?.own_kernels(algorithm).set("DEVICES", ranks);
+                perform(&emulated, launch(scenario, kind, *ranks))
+            }));
+        }
+    }
+    // PTX, and cubins where there are some.
+    for capability in ["7.5", "8.0", "8.6", "10.0"] {
+        trials.push(Trial::test(format!("own_kernels/images/{capability}"), move || {
+            let emulated = Emulated::new()?.own_kernels("ll").set("COMPUTE_CAPABILITY", capability);
+            perform(&emulated, launch("groups", "threads", 2))
+        }));
+    }
+    trials.push(Trial::test("own_kernels/another_algorithm", another_algorithm));
+    trials.push(Trial::test("own_kernels/old_driver", old_driver));
+    trials.push(Trial::test("own_kernels/not_opened", not_opened));
+    trials
+}
+
+fn launch(scenario: &str, kind: &str, ranks: usize) -> Launch {
+    let name = format!("own_kernels/{scenario}");
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("a scenario");
+    let launch =
+        Launch::new(scenario.name, ranks).arg(kind).deadline(DEADLINE).env("PHALANX_BACKEND", "nccl");
+    if kind == "threads" { launch.on_threads() } else { launch }
+}
+
+fn perform(emulated: &Emulated, launch: Launch) -> Result<(), Failed> {
+    Ok(emulated.launch(launch).reports().map(drop)?)
+}
+
+/// A rank that was told something else: NCCL carries all out.
+fn another_algorithm() -> Result<(), Failed> {
+    let emulated = Emulated::new()?.own_kernels("ll");
+    let launch = emulated.launch(launch("groups", "processes", 3));
+    Ok(launch.env_of(1, "PHALANX_GPU_ALGORITHM", Some("ll128")).reports().map(drop)?)
+}
+
+/// A driver that cannot share memory between processes: NCCL carries all out.
+fn old_driver() -> Result<(), Failed> {
+    let emulated = Emulated::without(&["cuIpcGetMemHandle"])?.own_kernels("ll");
+    perform(&emulated, launch("groups", "processes", 2))
+}
+
+/// One rank cannot open a peer's memory, and the others have: nobody frees what is open, and NCCL carries all out.
+fn not_opened() -> Result<(), Failed> {
+    let emulated = Emulated::new()?.own_kernels("ll");
+    let launch = emulated.launch(launch("groups", "processes", 3));
+    Ok(launch.env_of(1, "EMULATED_FAIL", Some("cuIpcOpenMemHandle_v2:2:201")).reports().map(drop)?)
+}
+
+/// These trials of the suite, with own kernels, each in a process of its own.
+pub fn again(names: impl Iterator<Item = String>) -> Vec<Trial> {
+    const ALGORITHMS: [&str; 4] = ["ll", "ll128", "auto", "two_hops_ll128"];
+    let trial = |(place, name): (usize, String)| {
+        let algorithm = ALGORITHMS[place % ALGORITHMS.len()];
+        // In one word, so that by default these do not run in place of NCCL's own trials.
+        let word = name.replace('/', "-");
+        Trial::test(format!("own_kernels/again/{algorithm}/{word}"), move || {
+            let emulated = Emulated::new()?.own_kernels(algorithm);
+            let mut suite = emulated.command(std::env::current_exe()?);
+            let ended = suite.args(["--exact", &name]).env(EMULATED, "1").output()?;
+            let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+            match ended.status.success() && out.contains("1 passed") {
+                true => Ok(()),
+                false => Err(format!("{}: {out}{err}", ended.status).into()),
+            }
+        })
+    };
+    names.filter(|name| !OF_NCCL.contains(&&**name)).enumerate().map(trial).collect()
+}
+
+/// Modules whose trials run again.
+pub const OF_THE_SUITE: [fn(usize) -> Vec<Trial>; 12] = [
+    messages::trials,
+    communicators::trials,
+    exits::trials,
+    streams::trials,
+    groups::trials,
+    memory::trials,
+    kept_errors::trials,
+    init_all::trials,
+    failures::trials,
+    watchdog::trials,
+    signals::trials,
+    usage::trials,
+];
+
+/// Trials of what only NCCL does: a group's end waits for all ranks.
+const OF_NCCL: [&str; 2] = ["threads/absent_in_a_group", "threads/group_with_a_failed_one"];
+
+/// A part of GPU memory that begins so many elements behind an aligned address.
+fn shifted<T: Number + DeviceRepr>(comm: &Comm, values: &[T], shift: usize) -> Result<CudaSlice<T>, String> {
+    let mut all = vec![T::from_small(7); shift];
+    all.extend(values);
+    all.extend(vec![T::from_small(7); 3]);
+    stream(comm).clone_htod(&all).context(|| "upload".into())
+}
+
+/// The values in that part. Nothing around them was written to.
+fn unshifted<T: Number + DeviceRepr>(
+    comm: &Comm,
+    slice: &CudaSlice<T>,
+    shift: usize,
+) -> Result<Vec<T>, String> {
+    let all = download(comm, slice)?;
+    let (before, rest) = all.split_at(shift);
+    let (values, behind) = rest.split_at(rest.len() - 3);
+    let is_kept = before.iter().chain(behind).all(|value| value.same(T::from_small(7)));
+    if is_kept { Ok(values.to_vec()) } else { Err("it wrote beside its buffer".into()) }
+}
+
+fn same<T: Number>(what: impl std::fmt::Display, got: &[T], expected: &[T]) -> Result<(), String> {
+    crate::world::expect(what, got, |index| expected[index])
+}
+
+/// Blocks of every alignment and around the sizes of steps, against the reference: its bits, in rank order.
+fn shapes(comm: Comm, _: &[String]) -> Outcome {
+    let shapes = [(1, 3), (3, 129), (1, 1000), (0, 1), (2, 120), (0, 128), (0, 4099)];
+    if comm.world_size() > 8 {
+        // They share this machine's cores.
+        shapes[..3].iter().try_for_each(|(shift, len)| shape::<f32>(&comm, *len, *shift))?;
+        return done();
+    }
+    for (shift, len) in shapes {
+        shape::<f32>(&comm, len, shift)?;
+        shape::<bf16>(&comm, len, shift)?;
+        shape::<u8>(&comm, len, shift)?;
+    }
+    shape::<i64>(&comm, 20_000, 1)?;
+    shape::<i16>(&comm, 70_001, 1)?;
+    done()
+}
+
+fn shape<T: Number + DeviceRepr>(comm: &Comm, len: usize, shift: usize) -> Result<(), String> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let root = len % ranks;
+    let what = |operation: &str| format!("{operation} of {len} {} at {shift}", T::DTYPE);
+    let inputs: Vec<Vec<T>> = (0..ranks).map(|rank| random::values((len + rank) as u64, len)).collect();
+    let blocks: Vec<Vec<T>> =
+        (0..ranks).map(|rank| random::values((len + rank) as u64, len * ranks)).collect();
+    let part = shift..shift + len;
+    let wide = shift..shift + len * ranks;
+    let send = shifted(comm, &inputs[rank], shift)?;
+    let all = shifted(comm, &blocks[rank], shift)?;
+    let empty = |len: usize| shifted(comm, &vec![T::from_small(3); len], shift);
+    for combine in Combine::<T>::all(ranks) {
+        let expected = &reference::all_reduce(&inputs, &combine)[rank];
+        let mut recv = empty(len)?;
+        let (from, mut to) = (send.slice(part.clone()), recv.slice_mut(part.clone()));
+        must("all_reduce", comm.all_reduce(&from, &mut to, combine.reduction(rank)))?;
+        same(what("all_reduce"), &unshifted(comm, &recv, shift)?, expected)?;
+        let mut own = shifted(comm, &inputs[rank], shift)?;
+        let mut buffer = own.slice_mut(part.clone());
+        must("in place", comm.all_reduce_in_place(&mut buffer, combine.reduction(rank)))?;
+        same(what("all_reduce in place"), &unshifted(comm, &own, shift)?, expected)?;
+        let mut recv = empty(len)?;
+        let (from, mut to) = (all.slice(wide.clone()), recv.slice_mut(part.clone()));
+        must("reduce_scatter", comm.reduce_scatter(&from, &mut to, combine.reduction(rank)))?;
+        let expected = &reference::reduce_scatter(&blocks, &vec![len; ranks], &combine)[rank];
+        same(what("reduce_scatter"), &unshifted(comm, &recv, shift)?, expected)?;
+    }
+    let mut gathered = empty(len * ranks)?;
+    let (from, mut to) = (send.slice(part.clone()), gathered.slice_mut(wide.clone()));
+    must("all_gather", comm.all_gather(&from, &mut to))?;
+    same(what("all_gather"), &unshifted(comm, &gathered, shift)?, &inputs.concat())?;
+    let mut recv = empty(len)?;
+    let (from, mut to) = (send.slice(part.clone()), recv.slice_mut(part.clone()));
+    must("broadcast", comm.broadcast(&from, &mut to, root))?;
+    same(what("broadcast"), &unshifted(comm, &recv, shift)?, &inputs[root])?;
+    let mut exchanged = empty(len * ranks)?;
+    let (from, mut to) = (all.slice(wide.clone()), exchanged.slice_mut(wide));
+    must("all_to_all", comm.all_to_all(&from, &mut to))?;
+    let theirs: Vec<T> =
+        blocks.iter().flat_map(|block| block[rank * len..(rank + 1) * len].to_vec()).collect();
+    same(what("all_to_all"), &unshifted(comm, &exchanged, shift)?, &theirs)
+}
+
+/// More steps of a lane than its FIFO has slots, in each direction: credits, and the step of the factors before.
+fn long(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let len = 1_300_003;
+    let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| random::values(rank as u64, len)).collect();
+    let send = shifted(&comm, &inputs[rank], 0)?;
+    let factors: Vec<f32> = (0..ranks).map(|rank| rank as f32 + 2.0).collect();
+    for _ in 0..2 {
+        let mut recv = shifted(&comm, &vec![0.0; len], 0)?;
+        for root in [0, ranks - 1] {
+            must("broadcast", comm.broadcast(&send.slice(..len), &mut recv.slice_mut(..len), root))?;
+            same("broadcast", &unshifted(&comm, &recv, 0)?, &inputs[root])?;
+            let factor = PreMulSum(factors[rank]);
+            must("reduce", comm.reduce(&send.slice(..len), &mut recv.slice_mut(..len), factor, root))?;
+            if rank == root {
+                let expected = reference::combined(&inputs, &Combine::PreMulSum(factors.clone()));
+                same("reduce", &unshifted(&comm, &recv, 0)?, &expected)?;
+            }
+        }
+        must(
+            "all_reduce",
+            comm.all_reduce(&send.slice(..len), &mut recv.slice_mut(..len), PreMulSum(factors[rank])),
+        )?;
+        let expected = reference::combined(&inputs, &Combine::PreMulSum(factors.clone()));
+        same("all_reduce", &unshifted(&comm, &recv, 0)?, &expected)?;
+    }
+    done()
+}
+
+/// Replayed graphs with calls between the replays.
+fn graphs(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let zeroes = |len: usize| stream(&comm).clone_htod(&vec![0u32; len]).context(|| "upload".into());
+    let buffers = (zeroes(3000)?, zeroes(100 * ranks)?, zeroes(70_000)?);
+    let mut graph = must(
+        "capture",
+        Graph::capture(&comm, buffers, |group, (sum, all, long)| {
+            group.all_reduce_in_place(sum, ReduceOp::Sum)?;
+            group.all_gather_in_place(all)?;
+            group.broadcast_in_place(long, 1)
+        }),
+    )?;
+    let mut between = zeroes(5000)?;
+    for round in 0..6u32 {
+        let value = |rank: usize| round * 100 + rank as u32 + 1;
+        let total: u32 = (0..ranks).map(value).sum();
+        let (sum, all, long) = graph.buffers_mut();
+        let put = |slice: &mut CudaSlice<u32>| {
+            let values = vec![value(rank); slice.len()];
+            stream(&comm).memcpy_htod(&values, slice).context(|| "upload".into())
+        };
+        put(sum).and_then(|()| put(all)).and_then(|()| put(long)).and_then(|()| put(&mut between))?;
+        must("launch", graph.launch())?;
+        if round % 2 == 0 {
+            must("between", comm.all_reduce_in_place(&mut between, ReduceOp::Sum))?;
+            same("between", &download(&comm, &between)?, &[total; 5000])?;
+        }
+        let (sum, all, long) = graph.buffers();
+        same("sum", &download(&comm, sum)?, &[total; 3000])?;
+        let gathered: Vec<u32> = (0..ranks).flat_map(|rank| vec![value(rank); 100]).collect();
+        same("all", &download(&comm, all)?, &gathered)?;
+        same("broadcast", &download(&comm, long)?, &[value(1); 70_000])?;
+    }
+    done()
+}
+
+/// Calls on several streams, which share the FIFOs.
+fn on_streams(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let streams: Vec<_> = (0..3).map(|_| new_stream(&comm)).collect::<Result<_, _>>()?;
+    let on: Vec<_> = streams.iter().map(|stream| must("on", comm.on(stream))).collect::<Result<_, _>>()?;
+    let mut random = Random::new(3);
+    let mut buffers = Vec::new();
+    for round in 0..40u64 {
+        let (number, len) = (random.below(3), 1 + random.below(20_000));
+        let mut buffer =
+            streams[number].clone_htod(&vec![round + rank as u64; len]).context(|| "upload".into())?;
+        must("all_reduce", on[number].all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        buffers.push((buffer, len, (0..ranks as u64).map(|rank| round + rank).sum::<u64>()));
+    }
+    must("sync", comm.sync())?;
+    for (round, (buffer, len, sum)) in buffers.iter().enumerate() {
+        same(format!("round {round}"), &download(&comm, buffer)?, &vec![*sum; *len])?;
+    }
+    done()
+}
+
+/// `sync` waits for NCCL's operations and for own kernels, on whatever stream the last call was.
+fn synced(comm: Comm, _: &[String]) -> Outcome {
+    let (busy, idle) = (new_stream(&comm)?, new_stream(&comm)?);
+    let (on_busy, on_idle) = (must("on", comm.on(&busy))?, must("on", comm.on(&idle))?);
+    // NCCL's, and an own kernel's.
+    let mut long = busy.alloc_zeros::<u8>(9 << 20).context(|| "alloc".into())?;
+    let mut short = idle.alloc_zeros::<u8>(100).context(|| "alloc".into())?;
+    for round in 0..4 {
+        if round % 2 == 0 {
+            must("long", on_busy.all_reduce_in_place(&mut long, ReduceOp::Max))?;
+            must("short", on_idle.all_reduce_in_place(&mut short, ReduceOp::Max))?;
+        } else {
+            must("short", on_idle.all_reduce_in_place(&mut short, ReduceOp::Max))?;
+            must("long", on_busy.all_reduce_in_place(&mut long, ReduceOp::Max))?;
+        }
+        must("sync", comm.sync())?;
+        for stream in [&busy, &idle] {
+            // SAFETY: a stream that is alive; nothing but a question.
+            let state = unsafe { cuStreamQuery(stream.cu_stream()) };
+            assert_eq!(state, CUresult::CUDA_SUCCESS, "round {round}");
+        }
+    }
+    done()
+}
+
+/// Communicators on streams of their own, called in another order on each rank.
+fn crossed(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let split = |_| must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
+    let comms: Vec<Comm> = (0..4).map(split).collect::<Result<_, _>>()?;
+    let streams: Vec<_> = comms.iter().map(new_stream).collect::<Result<_, _>>()?;
+    let mut random = Random::new(rank as u64);
+    for round in 0..30u32 {
+        let mut order = [0, 1, 2, 3];
+        (1..4).for_each(|last| order.swap(last, random.below(last + 1)));
+        let mut results = Vec::new();
+        for number in order {
+            let len = [1, 1000, 20_000, 300][(number + round as usize) % 4];
+            let on = must("on", comms[number].on(&streams[number]))?;
+            let mut buffer = streams[number]
+                .clone_htod(&vec![round + (rank + number) as u32; len])
+                .context(|| "upload".into())?;
+            must("all_reduce", on.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+            results.push((number, buffer, len));
+        }
+        for (number, buffer, len) in results {
+            let sum = (0..ranks).map(|rank| round + (rank + number) as u32).sum::<u32>();
+            same(format!("round {round}, {number}"), &download(&comms[number], &buffer)?, &vec![sum; len])?;
+        }
+    }
+    done()
+}
+
+/// Groups of several operations and communicators; host memory, too.
+fn in_groups(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let other = must("split", comm.split(Some(0), (ranks - rank) as i64))?.ok_or("in it")?;
+    let other_stream = new_stream(&other)?;
+    let total: u64 = (0..ranks as u64).sum();
+    for round in 0..4u64 {
+        let upload = |len: usize| stream(&comm).clone_htod(&vec![rank as u64 + round; len]);
+        let upload = |len: usize| upload(len).context(|| "upload".into());
+        let (mut sum, mut root, mut of_other) = (upload(1000)?, upload(5)?, upload(3000)?);
+        let mut on_host = vec![rank as u64 + round; 200];
+        let on_other = must("on", other.on(&other_stream))?;
+        let grouped = phalanx::group(|g| {
+            g.on(&comm).all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            g.on(&on_other).all_reduce_in_place(&mut of_other, ReduceOp::Sum)?;
+            g.on(&comm).broadcast_in_place(&mut root, 1)?;
+            g.on(&comm).all_reduce_in_place(&mut on_host, ReduceOp::Sum)
+        });
+        must("group", grouped)?;
+        let expected = total + round * ranks as u64;
+        same("sum", &download(&comm, &sum)?, &[expected; 1000])?;
+        same("of the other", &download(&other, &of_other)?, &[expected; 3000])?;
+        same("broadcast", &download(&comm, &root)?, &[1 + round; 5])?;
+        same("on the host", &on_host, &[expected; 200])?;
+    }
+    done()
+}
