@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("environment/init", init),
+    Scenario::process("environment/builder_timeout", |_| {
+        let comm = phalanx::Comm::builder().timeout(Duration::from_secs(7)).init();
+        let comm = comm.map_err(|error| error.to_string())?;
+        Ok(Fields::new().with("timeout_s", comm.timeout().as_secs()).to_string())
+    }),
     Scenario::process("environment/die_before_init", |args| {
         // The first argument is the rank that ends before it has joined.
         match std::env::var("PHALANX_RANK") {
@@ -57,7 +62,11 @@ pub fn cases() -> Vec<Case> {
     add("malformed", malformed);
     add("incomplete", incomplete);
     add("timeout_variable", timeout_variable);
-    add("endless_timeout", endless_timeout);
+    add("builder_before_variable", || {
+        let fields = one(Launch::alone("environment/builder_timeout").env("PHALANX_TIMEOUT", "50"))?;
+        has(&fields, "timeout_s", 7)
+    });
+    add("endless_timeout", || ["1e19", "none"].into_iter().try_for_each(endless_timeout));
     add("duplicate_rank", duplicate_rank);
     add("different_world_sizes", different_world_sizes);
     add("missing_rank", || missing_ranks(&[3]));
@@ -158,8 +167,8 @@ fn timeout_variable() -> Result<(), String> {
 }
 
 /// A time longer than any clock can say is one that never passes.
-fn endless_timeout() -> Result<(), String> {
-    let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", "1e19").deadline(DEADLINE);
+fn endless_timeout(value: &str) -> Result<(), String> {
+    let launch = Launch::new("environment/init", 3).env("PHALANX_TIMEOUT", value).deadline(DEADLINE);
     for report in launch.reports()? {
         let fields = Fields::parse(&report).ok_or("not a report")?;
         has(&fields, "kind", "joined")?;

@@ -18,7 +18,9 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Ranks at first; the processes after them join.
-const MEMBERS: usize = 2;
+const MEMBERS: usize = 3;
+/// How many are to join.
+const JOINERS: usize = 2;
 
 /// How long those wait who are not wanted.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -31,17 +33,20 @@ pub fn cases(backend: Backend) -> Vec<Case> {
         Ground::new(backend)?.launch(launch.deadline(DEADLINE)).run()
     };
     let mut cases = vec![
-        Case::new("processes/grow/joiners", move || all_well(on(world(4, "come"))?)),
+        Case::new("processes/grow/joiners", move || all_well(on(world(MEMBERS + JOINERS, "come"))?)),
         Case::new("processes/grow/nobody_comes", move || all_well(on(Launch::new("grow/nobody_comes", 3))?)),
         Case::new("processes/grow/different_numbers", move || {
             all_well(on(Launch::new("grow/different_numbers", 3))?)
         }),
-        Case::new("processes/grow/one_too_many", move || one_too_many(on(world(5, "come"))?)),
+        Case::new("processes/grow/one_too_many", move || {
+            one_too_many(on(world(MEMBERS + JOINERS + 1, "come"))?)
+        }),
         Case::new("processes/grow/of_another_attempt", move || {
-            of_another_attempt(on(world(5, "come").env_of(4, "PHALANX_JOB", Some("of before")))?)
+            let last = MEMBERS + JOINERS;
+            of_another_attempt(on(world(last + 1, "come").env_of(last, "PHALANX_JOB", Some("of before")))?)
         }),
         Case::seeded("processes/grow/joiner_dies", move |random| {
-            joiner_dies(on(world(4, &format!("die {}", random.below(8000))))?)
+            joiner_dies(on(world(MEMBERS + JOINERS, &format!("die {}", random.below(8000))))?)
         }),
     ];
     cases.push(Case::soak("processes/grow/soak", move |effort| {
@@ -57,7 +62,7 @@ pub fn cases(backend: Backend) -> Vec<Case> {
     cases
 }
 
-/// Two members, and others who join.
+/// The members, and others who join.
 fn world(processes: usize, what: &str) -> Launch {
     let launch = Launch::new("grow/part", processes).arg(what);
     let members = MEMBERS.to_string();
@@ -91,14 +96,17 @@ fn part(what: &str) -> Outcome {
             let _ = fault::inject_here(Fault::Kill);
         });
     }
-    if number > MEMBERS + 1 {
-        // Not at the same time as those who are wanted.
-        std::thread::sleep(PATIENCE / 4);
+    if delay.is_none() {
+        // One after the other: they get their numbers in this order.
+        std::thread::sleep(PATIENCE / 6 * (number - MEMBERS) as u32);
     }
-    let wanted = number < MEMBERS + 2;
+    let wanted = number < MEMBERS + JOINERS;
     let builder = Comm::builder().timeout(if wanted { 3 * PATIENCE } else { PATIENCE });
     match builder.join() {
         Ok(comm) if delay.is_some() => go_on_without(comm),
+        Ok(comm) if comm.rank() != number => {
+            Err(format!("joiner {} is rank {}", number - MEMBERS, comm.rank()))
+        }
         Ok(comm) => {
             let fields = Fields::new().with("rank", comm.rank()).with("ranks", comm.world_size());
             works(&comm)?;
@@ -113,11 +121,11 @@ fn member(one_dies: bool) -> Outcome {
     let comm = phalanx::init().map_err(text)?;
     works(&comm)?;
     // It may die before it has come, and then nobody else does.
-    let grown = comm.within(2 * PATIENCE).grow(2);
+    let grown = comm.within(2 * PATIENCE).grow(JOINERS);
     match grown {
         Ok(grown) if one_dies => go_on_without(grown),
         Ok(grown) => {
-            if (grown.rank(), grown.world_size()) != (comm.rank(), MEMBERS + 2) {
+            if (grown.rank(), grown.world_size()) != (comm.rank(), MEMBERS + JOINERS) {
                 return Err(format!("{grown:?} of {comm:?}"));
             }
             works(&grown)?;
@@ -155,29 +163,27 @@ fn all_well(ended: Vec<Ended>) -> Result<(), String> {
     if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }
 }
 
-/// The reports of the first four, which must be well; and of the fifth.
-fn fifth(ended: Vec<Ended>) -> Result<Fields, String> {
+/// The report of the last, who is not wanted; the others must be well.
+fn unwanted(ended: Vec<Ended>) -> Result<Fields, String> {
     let reports: Option<Vec<Fields>> =
         ended.iter().map(|rank| Fields::parse(rank.outcome.as_ref().ok()?)).collect();
     let reports = reports.ok_or_else(|| describe(&ended))?;
-    let mut joined: Vec<_> = reports[MEMBERS..4].iter().map(|fields| fields.number("rank")).collect();
-    joined.sort();
-    if joined != [Some(2), Some(3)] {
+    if reports[MEMBERS..MEMBERS + JOINERS].iter().any(|fields| fields.get("rank").is_none()) {
         return Err(describe(&ended));
     }
-    Ok(reports[4].clone())
+    Ok(reports[MEMBERS + JOINERS].clone())
 }
 
 /// Who comes when all have come is told.
 fn one_too_many(ended: Vec<Ended>) -> Result<(), String> {
-    let fields = fifth(ended)?;
+    let fields = unwanted(ended)?;
     has(&fields, "kind", "bootstrap")?;
     says(&fields, "text", "joiners")
 }
 
 /// A process of another attempt of the job does not meet this one's ranks.
 fn of_another_attempt(ended: Vec<Ended>) -> Result<(), String> {
-    let fields = fifth(ended)?;
+    let fields = unwanted(ended)?;
     has(&fields, "kind", "bootstrap")?;
     says(&fields, "text", "no communicator of this job has asked for joiners")
 }

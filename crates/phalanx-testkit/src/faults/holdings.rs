@@ -1,10 +1,15 @@
 //! What a process holds: to say that nothing is left behind.
 
-/// Open files, shared mappings and threads of this process.
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+/// Open files, shared mappings and threads of this process, and the names of shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holdings {
     files: Vec<String>,
     mappings: Vec<String>,
+    /// Files in `/dev/shm`, whoever made them.
+    names: BTreeSet<OsString>,
     threads: usize,
     connections: bool,
     /// Of emulated GPUs, whose memory communicators give back a while after their end.
@@ -35,7 +40,11 @@ impl Holdings {
             mappings.into_iter().partition(|mapping| mapping.contains(GPU_MEMORY));
         let gpu_memory = all - files.len() + of_gpus.len();
         let threads = std::fs::read_dir("/proc/self/task").map_err(text)?.count();
-        Ok(Holdings { files, mappings, threads, connections: true, gpu_memory })
+        // A folder there is no shared memory.
+        let names = std::fs::read_dir("/dev/shm").into_iter().flatten().filter_map(Result::ok);
+        let names = names.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
+        let names = names.map(|entry| entry.file_name()).collect();
+        Ok(Holdings { files, mappings, names, threads, connections: true, gpu_memory })
     }
 
     /// Without sockets and threads: the emulated NCCL keeps its connections to other processes, as libraries
@@ -62,12 +71,10 @@ impl Holdings {
         // A thread that was joined is still listed for a moment, and a thread that ends something holds it so
         // long.
         for _ in 0..500 {
-            let has_given_back = now.gpu_memory <= self.gpu_memory;
-            if now.threads <= self.threads
-                && has_given_back
-                && now.files == self.files
-                && now.mappings == self.mappings
-            {
+            let is_less = now.threads <= self.threads
+                && now.names.is_subset(&self.names)
+                && now.gpu_memory <= self.gpu_memory;
+            if is_less && now.files == self.files && now.mappings == self.mappings {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
@@ -84,6 +91,10 @@ impl Holdings {
                 "GPU memory: {} files and mappings, before {}",
                 now.gpu_memory, self.gpu_memory
             ));
+        }
+        let left: Vec<_> = now.names.difference(&self.names).collect();
+        if !left.is_empty() {
+            return Err(format!("names are left in /dev/shm: {left:?}"));
         }
         if now.threads > self.threads {
             return Err(format!("{} threads before, {} after", self.threads, now.threads));

@@ -16,6 +16,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("shrink/healthy", |comm, _| healthy(&comm)),
     Scenario::rank("shrink/one_by_one", |comm, _| one_by_one(comm)),
     Scenario::rank("shrink/one_does_not_come", |comm, _| one_does_not_come(&comm)),
+    Scenario::rank("shrink/one_is_slow", |comm, _| one_is_slow(&comm)),
+    Scenario::rank("shrink/a_late_rank_comes_back", |comm, _| comes_back(&comm, Back::Late)),
+    Scenario::rank("shrink/a_stopped_rank_comes_back", |comm, _| comes_back(&comm, Back::Stopped)),
     Scenario::rank("shrink/one_is_stopped", |comm, _| one_is_stopped(&comm)),
     Scenario::rank("shrink/lost_meanwhile", lost_meanwhile),
     Scenario::process("shrink/soak", |args| {
@@ -36,9 +39,12 @@ pub const SCENARIOS: &[Scenario] = &[
 
 const RANKS: usize = 4;
 
+/// How many of the scenarios, from the first, are done by threads, too.
+const OF_THREADS: usize = 5;
+
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for scenario in &SCENARIOS[..3] {
+    for scenario in &SCENARIOS[..OF_THREADS] {
         let name = scenario.name;
         cases.push(Case::new(format!("threads/{name}"), || {
             let outcomes = threads::run_scenario(scenario, RANKS, &[], DEADLINE)?;
@@ -51,9 +57,14 @@ pub fn cases() -> Vec<Case> {
         }
     }
     if cfg!(target_os = "linux") {
-        cases.push(Case::new("processes/shrink/one_is_stopped", stop_one));
+        for (name, phase) in
+            [("shrink/one_is_stopped", "shrunk"), ("shrink/a_stopped_rank_comes_back", "failed")]
+        {
+            cases.push(Case::new(format!("processes/{name}"), move || stop_one(name, phase)));
+        }
         cases.push(Case::seeded("processes/shrink/lost_meanwhile", lose_two));
-        let rounds = |effort| if effort == Effort::Full { 1000 } else { 40 };
+        // Enough that what each round leaves behind is more than what may be left.
+        let rounds = |effort| if effort == Effort::Full { 1000 } else { 120 };
         let launch = move |launch: Launch, effort| {
             launch.arg(rounds(effort)).deadline(4 * DEADLINE).reports().map(drop)
         };
@@ -144,6 +155,61 @@ fn one_does_not_come(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
+/// A rank that is late, but within the deadline, is waited for.
+fn one_is_slow(comm: &Comm) -> Outcome {
+    const TIMEOUT: Duration = Duration::from_secs(4);
+    comm.set_timeout(TIMEOUT);
+    works(comm, 10).map_err(text)?;
+    if comm.rank() == 1 {
+        std::thread::sleep(TIMEOUT / 4);
+    }
+    let all = comm.shrink().map_err(text)?;
+    if all.world_size() != comm.world_size() {
+        return Err(format!("{all:?} of {comm:?}"));
+    }
+    works(&all, 1000).map_err(text)?;
+    Ok(String::new())
+}
+
+/// Why a rank was not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Back {
+    Late,
+    Stopped,
+}
+
+/// A rank that the failure names is back before the others shrink. It is left out all the same: the others' state is ahead of its own.
+fn comes_back(comm: &Comm, way: Back) -> Outcome {
+    const TIMEOUT: Duration = Duration::from_millis(400);
+    works(comm, 10).map_err(text)?;
+    comm.set_timeout(if way == Back::Late { TIMEOUT } else { DEADLINE / 2 });
+    if comm.rank() == 1 {
+        match way {
+            Back::Late => std::thread::sleep(2 * TIMEOUT),
+            Back::Stopped => fault::inject_here(Fault::Stop).map_err(|error| error.to_string())?,
+        }
+    }
+    let fields = verdict::expected(comm.barrier(), "barrier without one")?;
+    match way {
+        Back::Late => has(&fields, "missing", 1)?,
+        Back::Stopped => has(&fields, "rank", 1).and_then(|()| has(&fields, "event", "Stopped"))?,
+    }
+    if comm.rank() == 1 {
+        let fields = verdict::expected(comm.shrink().map(drop), "shrink of the one that came back")?;
+        has(&fields, "kind", "left behind")?;
+        return Ok(String::new());
+    }
+    phase("failed");
+    std::thread::sleep(3 * TIMEOUT);
+    let since = Instant::now();
+    let rest = comm.within(DEADLINE / 2).shrink().map_err(text)?;
+    if rest.world_size() != comm.world_size() - 1 || since.elapsed() > Duration::from_secs(2) {
+        return Err(format!("after {:?}: {rest:?}", since.elapsed()));
+    }
+    works(&rest, 1000).map_err(text)?;
+    Ok(String::new())
+}
+
 /// A rank that is stopped while the others shrink, and that no failure names, is left behind before the deadline.
 fn one_is_stopped(comm: &Comm) -> Outcome {
     works(comm, 10).map_err(text)?;
@@ -164,9 +230,10 @@ fn one_is_stopped(comm: &Comm) -> Outcome {
     Ok(String::new())
 }
 
-fn stop_one() -> Result<(), String> {
-    let mut world = Launch::new("shrink/one_is_stopped", RANKS).deadline(DEADLINE).start()?;
-    (0..RANKS).filter(|rank| *rank != 1).try_for_each(|rank| world.await_phase(rank, "shrunk"))?;
+/// Rank 1, which is stopped, goes on when the others are in this phase.
+fn stop_one(scenario: &str, phase: &str) -> Result<(), String> {
+    let mut world = Launch::new(scenario, RANKS).deadline(DEADLINE).start()?;
+    (0..RANKS).filter(|rank| *rank != 1).try_for_each(|rank| world.await_phase(rank, phase))?;
     world.inject(1, Fault::Continue)?;
     let ended = world.finish();
     if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }

@@ -57,6 +57,9 @@ mod linux {
         Scenario::rank("special/refused", |comm, _| refused(comm)),
         Scenario::rank("special/stopped", |comm, _| stopped(comm)),
         Scenario::rank("special/held_up", |comm, _| held_up(&comm)),
+        Scenario::rank("special/beside", |comm, _| beside_a_late_one(&comm)),
+        Scenario::rank("special/last_messages", |comm, args| leave_messages(&comm, &args[0])),
+        Scenario::rank("special/abort_at_once", |comm, _| abort_at_once(&comm)),
         Scenario::rank("special/only_messages", |comm, _| only_messages(comm)),
         Scenario::rank("special/chain", |comm, args| chain(&comm, args[0] == "elsewhere")),
     ];
@@ -79,7 +82,19 @@ mod linux {
         cases.push(Case::new("processes/stopped/for_a_while", for_a_while));
         let debugged = || expect_waited_for(None, [Fault::Hold, Fault::Release], "is held by a debugger");
         cases.push(Case::new("processes/stopped/by_a_debugger", debugged));
-        cases.push(Case::new("processes/stopped/all_together", expect_held_up));
+        cases.push(Case::new("processes/stopped/all_together", || expect_held_up(Duration::ZERO)));
+        // The others see it, and are then stopped themselves.
+        let one_first = || expect_held_up(Duration::from_millis(650));
+        cases.push(Case::new("processes/stopped/one_and_then_all", one_first));
+        cases.push(Case::new("processes/stopped/beside_one_that_is_late", || {
+            stopped_beside_a_late_one(Launch::new("special/beside", 3).deadline(DEADLINE).start()?)
+        }));
+        for how in ["leave", "panic"] {
+            cases.push(Case::new(format!("processes/last_messages/{how}"), move || last_messages(how)));
+        }
+        cases.push(Case::new("processes/abort_at_once", || {
+            Launch::new("special/abort_at_once", 4).deadline(DEADLINE).reports().map(drop)
+        }));
         cases.push(Case::new("processes/only_messages", expect_only_messages));
         for place in ["here", "elsewhere"] {
             cases.push(Case::new(format!("processes/chain/{place}"), move || {
@@ -288,7 +303,16 @@ mod linux {
         let buffer: &mut [f32] = if comm.rank() == 0 { &mut own } else { &mut large[0] };
         match comm.broadcast_in_place(buffer, 1) {
             Ok(()) => Err("there was memory".into()),
-            Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
+            Err(error) => {
+                let took = since.elapsed();
+                // The others go on without it.
+                match comm.shrink() {
+                    Err(Error::LeftBehind { .. }) if comm.rank() == 0 => {}
+                    Ok(rest) if comm.rank() > 0 && rest.world_size() == 2 => works(&rest)?,
+                    other => return Err(format!("shrink answers {other:?}")),
+                }
+                Ok(report(comm, &error, took)?.to_string())
+            }
         }
     }
 
@@ -394,21 +418,108 @@ mod linux {
     /// How long a whole job is stopped: for longer than its deadline.
     const HELD_UP: Duration = Duration::from_secs(3);
 
-    /// A job that is stopped as a whole goes on, whoever does so first.
-    fn expect_held_up() -> Result<(), String> {
+    /// A job that is stopped as a whole goes on, whoever does so first, and though rank 0 was stopped so much earlier.
+    fn expect_held_up(earlier: Duration) -> Result<(), String> {
         let mut world = Launch::new("special/held_up", 3).deadline(DEADLINE).start()?;
         (0..3).try_for_each(|rank| world.await_phase(rank, "working"))?;
-        (0..3).try_for_each(|rank| world.inject(rank, Fault::Stop))?;
+        world.inject(0, Fault::Stop)?;
+        std::thread::sleep(earlier);
+        (1..3).try_for_each(|rank| world.inject(rank, Fault::Stop))?;
         std::thread::sleep(HELD_UP);
         for rank in [1, 2, 0] {
             world.inject(rank, Fault::Continue)?;
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(if rank == 2 && !earlier.is_zero() { 400 } else { 50 }));
         }
         let ended = world.finish();
         if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }
     }
 
+    /// Rank 1 is stopped and rank 2 late: the one that is stopped is at fault.
+    fn beside_a_late_one(comm: &Comm) -> Outcome {
+        const TIMEOUT: Duration = Duration::from_millis(600);
+        works(comm)?;
+        match comm.rank() {
+            1 => crate::fault::inject_here(Fault::Stop).map_err(|error| error.to_string())?,
+            2 => std::thread::sleep(2 * TIMEOUT),
+            _ => {}
+        }
+        let fields = verdict::expected(comm.within(TIMEOUT).barrier(), "barrier without two")?;
+        has(&fields, "kind", "timeout")?;
+        has(&fields, "missing", 1)?;
+        phase("failed");
+        Ok(String::new())
+    }
+
+    fn stopped_beside_a_late_one(mut world: World) -> Result<(), String> {
+        world.await_phase(0, "failed")?;
+        world.inject(1, Fault::Continue)?;
+        let ended = world.finish();
+        if ended.iter().all(|rank| rank.outcome.is_ok()) { Ok(()) } else { Err(describe(&ended)) }
+    }
+
+    /// A rank aborts while the others wait, and look whether it lives every 50 ms only: they are told at once. The median of several: a
+    /// machine with much else to do may be late now and then.
+    fn abort_at_once(comm: &Comm) -> Outcome {
+        const TRIES: usize = 15;
+        const WHEN: Duration = Duration::from_millis(160);
+        const AT_ONCE: Duration = Duration::from_millis(12);
+        let mut took = Vec::new();
+        for _ in 0..TRIES {
+            let part = comm.split(Some(0), 0).map_err(text)?.ok_or("no part")?;
+            comm.barrier().map_err(text)?;
+            let since = Instant::now();
+            if comm.rank() == 1 {
+                std::thread::sleep(WHEN);
+                part.abort();
+                continue;
+            }
+            match part.barrier() {
+                Err(Error::Aborted { rank: 1 }) => took.push(since.elapsed().saturating_sub(WHEN)),
+                other => return Err(format!("{other:?}")),
+            }
+        }
+        took.sort();
+        if took.get(TRIES / 2).is_some_and(|median| *median > AT_ONCE) {
+            return Err(format!("not within {AT_ONCE:?}: {took:?}"));
+        }
+        Ok(String::new())
+    }
+
     // --- messages -----------------------------------------------------------------------------------------
+
+    /// What a rank has sent before it goes still arrives, and no more.
+    fn leave_messages(comm: &Comm, how: &str) -> Outcome {
+        const LONG: usize = 1000;
+        if comm.rank() == 1 {
+            for message in 0..3u8 {
+                comm.send(&[message], 0).map_err(text)?;
+            }
+            comm.send(&vec![7u32; LONG], 0).map_err(text)?;
+            return if how == "panic" { panic!("this rank was told to panic") } else { Ok(String::new()) };
+        }
+        // It is gone by then.
+        std::thread::sleep(Duration::from_millis(500));
+        for message in 0..3u8 {
+            let mut received = [9];
+            comm.recv(&mut received, 1).map_err(text)?;
+            if received != [message] {
+                return Err(format!("{received:?} in the place of {message}"));
+            }
+        }
+        let mut received = vec![0u32; LONG];
+        comm.recv(&mut received, 1).map_err(text)?;
+        if received.iter().any(|element| *element != 7) {
+            return Err("another message".into());
+        }
+        let fields = verdict::expected(comm.recv(&mut [0u8], 1), "a message that is not sent")?;
+        has(&fields, "event", if how == "panic" { "Panicked" } else { "Left" })?;
+        Ok(String::new())
+    }
+
+    fn last_messages(how: &str) -> Result<(), String> {
+        let ended = Launch::new("special/last_messages", 2).arg(how).deadline(DEADLINE).run()?;
+        if ended[0].outcome.is_ok() { Ok(()) } else { Err(describe(&ended)) }
+    }
 
     /// Rank 1 has only exchanged messages, and then sends no more: an error says what its last was.
     fn only_messages(comm: Comm) -> Outcome {
