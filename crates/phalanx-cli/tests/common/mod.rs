@@ -48,11 +48,11 @@ pub fn without_gpus(mut command: Command) -> Command {
     command
 }
 
-/// `phalanx launch` of a shell script, with these options. Tests in the background may ignore SIGINT and SIGQUIT; the
-/// launcher must not inherit that.
+/// `phalanx launch` of a shell script, with these options. Tests in the background may ignore SIGINT and SIGQUIT, and under
+/// nohup SIGHUP; the launcher must not inherit that.
 pub fn launch(options: &str, script: &str) -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=INT,QUIT", PROGRAM]);
+    command.args(["--default-signal=INT,QUIT,HUP", PROGRAM]);
     let mut command = alone(command, &format!("launch {options} --"));
     command.args(["sh", "-c", script]);
     command

@@ -3,6 +3,7 @@
 use super::common::say;
 use super::rank::launch;
 use libtest_mimic::{Failed, Trial};
+use std::time::{Duration, Instant};
 
 pub fn trials() -> Vec<Trial> {
     const FAULTS: &[&str] = &["kill", "segfault", "abort", "exit 3", "exit 0", "panic", "return"];
@@ -48,7 +49,12 @@ fn is_named(fault: &str, backtrace: Option<&str>) -> Result<(), Failed> {
 
 fn is_stopped() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
+    let since = Instant::now();
     let said = say(launch("-n 3", "fail", "stop@10:1", folder.path()));
+    // Noticed within 2 s, and waited for 2 s longer; the rest is for a machine with much else to do.
+    if since.elapsed() > Duration::from_secs(12) {
+        return Err(format!("it took {:?}", since.elapsed()).into());
+    }
     for part in ["rank 1 failed first; its process still runs", "reported: rank 1 ", "stopped"] {
         if !said.stderr.contains(part) {
             return Err(format!("no {part:?} in:\n{}", said.stderr).into());

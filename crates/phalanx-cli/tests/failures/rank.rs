@@ -4,6 +4,7 @@ use super::common::phalanx;
 use phalanx::{Comm, ReduceOp};
 use phalanx_train::elastic::{Model, Recovery, Trainer};
 use rustix::process::{Signal, getpid, kill_process};
+use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -11,6 +12,8 @@ use std::time::Duration;
 const RECOVERY: &str = "FAILURES_TEST_RECOVERY";
 const FAULTS: &str = "FAILURES_TEST_FAULTS";
 const FOLDER: &str = "FAILURES_TEST_FOLDER";
+/// A file that a rank makes when it has shrunk its communicator.
+const SHRUNK: &str = "shrunk";
 /// Steps of the computation.
 const STEPS: u64 = 60;
 /// Longer than any wait of these tests.
@@ -25,7 +28,7 @@ const NEWCOMER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// `phalanx launch` of this program with these options. The ranks recover as `recovery` says: `fail`, `shrink`, `rebuild`, `rebuild slowly` (newcomers take their
 /// time), `rebuild or shrink`, or `train` (a trainer's `rebuild or shrink`). Each of
-/// `faults` is one fault of a rank at a step, as `kill@10:2`; it happens once. The folder is for the program's own use.
+/// `faults` is one fault of a rank at a step, as `kill@10:2`, or before it joins, as `exit 3@start:2`; it happens once. The folder is for the program's own use.
 pub fn launch(options: &str, recovery: &str, faults: &str, folder: &Path) -> Command {
     let mut command = phalanx(&format!("launch {options} --"));
     command.arg(std::env::current_exe().unwrap());
@@ -41,6 +44,13 @@ pub fn serve() -> Option<ExitCode> {
 }
 
 fn compute(recovery: &str) -> phalanx::Result<()> {
+    fault("start");
+    if let Ok(replaced) = std::env::var("PHALANX_REPLACES") {
+        let of = |name: &str| std::env::var(format!("PHALANX_{name}")).unwrap_or_default();
+        let [rank, ranks] = ["RANK", "WORLD_SIZE"].map(of);
+        let [local, local_ranks] = ["LOCAL_RANK", "LOCAL_WORLD_SIZE"].map(of);
+        println!("in place of {replaced}: {rank} of {ranks}, here {local} of {local_ranks}");
+    }
     if std::env::var_os("PHALANX_REPLACES").is_some() && recovery == "rebuild slowly" {
         std::thread::sleep(SLOW_NEWCOMER);
     }
@@ -54,7 +64,10 @@ fn compute(recovery: &str) -> phalanx::Result<()> {
         match run(&comm, &mut step) {
             Ok(Next::Leave) => return Ok(()),
             Ok(Next::Done) => break,
-            Err(error) if error.is_fatal() && recovery == "shrink" => comm = comm.shrink()?,
+            Err(error) if error.is_fatal() && recovery == "shrink" => {
+                comm = comm.shrink()?;
+                std::fs::write(in_folder(SHRUNK), "").expect("the folder is there");
+            }
             Err(error) if error.is_fatal() && recovery == "rebuild" => comm = comm.rebuild()?,
             Err(error) if error.is_fatal() && recovery == "rebuild slowly" => comm = comm.rebuild()?,
             Err(error) if error.is_fatal() && recovery == "rebuild or shrink" => {
@@ -76,7 +89,7 @@ const SAMPLES: u64 = 30;
 
 impl Model for Sum {
     fn step(&mut self, comm: &Comm, step: u64) -> phalanx_train::Result<()> {
-        fault(comm, step);
+        fault(step);
         let own = (0..SAMPLES).skip(comm.rank()).step_by(comm.world_size());
         let mut sum = [own.map(|sample| sample * step).sum::<u64>()];
         comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
@@ -116,7 +129,7 @@ fn run(comm: &Comm, step: &mut u64) -> phalanx::Result<Next> {
     comm.broadcast_in_place(&mut agreed, 0)?;
     *step = agreed[0];
     while *step < STEPS {
-        if let Some(next) = fault(comm, *step) {
+        if let Some(next) = fault(*step) {
             return Ok(next);
         }
         let mut ranks = [1u64];
@@ -128,20 +141,26 @@ fn run(comm: &Comm, step: &mut u64) -> phalanx::Result<Next> {
     Ok(Next::Done)
 }
 
-/// Carries out this rank's fault at this step, if it has one that has not happened yet.
-fn fault(comm: &Comm, step: u64) -> Option<Next> {
+fn in_folder(name: &str) -> String {
+    format!("{}/{name}", std::env::var(FOLDER).unwrap())
+}
+
+/// Carries out this rank's fault at this step, or at the start, if it has one that has not happened yet.
+fn fault(step: impl Display) -> Option<Next> {
     let faults = std::env::var(FAULTS).unwrap();
-    let place = format!("@{step}:{}", std::env::var("PHALANX_RANK").unwrap());
-    let (index, fault) = faults.split(',').enumerate().find(|(_, fault)| fault.ends_with(&place))?;
-    let folder = std::env::var(FOLDER).unwrap();
-    std::fs::File::create_new(format!("{folder}/fault-{index}")).ok()?;
+    let rank = std::env::var("PHALANX_RANK").unwrap();
+    let place = format!("@{step}:{rank}");
+    let happens = |(index, fault): &(usize, &str)| {
+        fault.ends_with(&place) && std::fs::File::create_new(in_folder(&format!("fault-{index}"))).is_ok()
+    };
+    let (_, fault) = faults.split(',').enumerate().find(happens)?;
     match fault.split('@').next().unwrap() {
         "kill" => end_by(Signal::KILL),
         "segfault" => end_by(Signal::SEGV),
         "abort" => std::process::abort(),
         "exit 3" => std::process::exit(3),
         "exit 0" => std::process::exit(0),
-        "panic" => panic!("a fault of rank {}", comm.rank()),
+        "panic" => panic!("a fault of rank {rank}"),
         "return" => Some(Next::Leave),
         "return late" => {
             std::thread::sleep(Duration::from_millis(500));
@@ -164,6 +183,14 @@ fn fault(comm: &Comm, step: u64) -> Option<Next> {
             None
         }
         "stop" => {
+            kill_process(getpid(), Signal::STOP).unwrap();
+            None
+        }
+        // It goes on a little later than the others.
+        "stop for a while" => {
+            let wait = format!("until [ -e {} ]; do sleep 0.02; done; sleep 0.5", in_folder(SHRUNK));
+            let script = format!("{wait}; kill -CONT {}", std::process::id());
+            Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
             kill_process(getpid(), Signal::STOP).unwrap();
             None
         }

@@ -32,8 +32,15 @@ pub fn trials() -> Vec<Trial> {
             if took < Duration::from_secs(12) { Ok(()) } else { Err(format!("it took {took:?}").into()) }
         }),
         Trial::test("surviving::a_rank_that_leaves_early_is_started_anew", || {
-            is_started_anew("return@10:1,exit 0@20:0", 2)
+            let since = Instant::now();
+            is_started_anew("return@10:1,exit 0@20:0", 2)?;
+            // At once, and not when the others have waited for it until their deadline.
+            let took = since.elapsed();
+            if took < Duration::from_secs(20) { Ok(()) } else { Err(format!("it took {took:?}").into()) }
         }),
+        Trial::test("surviving::a_replacement_has_the_lost_ranks_variables", has_variables),
+        Trial::test("surviving::a_rank_that_was_left_out_has_time_to_end", has_time_to_end),
+        Trial::test("surviving::all_begin_anew_if_a_rank_fails_before_they_have_met", fails_at_start),
         Trial::test("surviving::a_rank_that_left_before_the_others_noticed_is_started_anew", || {
             is_started_anew("return@10:1,doze@10:0,doze@10:2", 1)
         }),
@@ -87,6 +94,29 @@ fn is_started_anew(faults: &str, restarts: usize) -> Result<(), Failed> {
         count if count == restarts => Ok(()),
         count => Err(format!("{count} restarts:\n{}", said.stderr).into()),
     }
+}
+
+fn has_variables() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 1", "rebuild", "kill@10:1", folder.path()));
+    check(&said, 0, ("in place of 1: 1 of 3, here 1 of 3\n", 1), &[])?;
+    check(&said, 0, ("in place of", 1), &[])
+}
+
+/// It was stopped, and goes on before it would be killed.
+fn has_time_to_end() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 1", "shrink", "stop for a while@10:1", folder.path()));
+    check(&said, 0, ("done among 2\n", 2), &["[1] error: ", "rank 1 failed: exit status 1"])
+}
+
+/// Each start from the beginning is one restart.
+fn fails_at_start() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3 --restarts 2", "rebuild", "exit 3@start:1,exit 3@start:1", folder.path()));
+    let reported =
+        ["starting all anew (restart 1 of at most 2)", "starting all anew (restart 2 of at most 2)"];
+    check(&said, 0, ("done among 3\n", 3), &reported)
 }
 
 /// Rank 2 dies while all wait for the newcomer in the place of rank 1.

@@ -1,9 +1,11 @@
 //! Tests of `phalanx launch` as a program: output, exit status, signals, and that no process is left.
 #![cfg(target_os = "linux")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod signals;
 
-use common::{eventually, is_stopped, launch, number_in, phalanx, ranks_of, runs, say, signal};
+use common::{eventually, launch, number_in, phalanx, ranks_of, runs, say, signal};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Stdio;
@@ -59,7 +61,9 @@ fn a_prompt_is_shown_before_it_is_answered() {
         let folder = tempfile::tempdir().unwrap();
         let with_folder = format!("{options} {}", folder.path().display());
         let options = if options.ends_with("dir") { &with_folder } else { options };
-        let mut command = launch(options, "printf 'name? '; read name; echo hello $name");
+        let asks = folder.path().join("asks");
+        let script = format!("touch {}; printf 'name? '; read name; echo hello $name", asks.display());
+        let mut command = launch(options, &script);
         let mut launcher = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut answer, mut output) = (launcher.stdin.take().unwrap(), launcher.stdout.take().unwrap());
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -71,15 +75,17 @@ fn a_prompt_is_shown_before_it_is_answered() {
             }
         });
         let has_prompt = || said.lock().unwrap().ends_with(b"name? ");
+        eventually("it asks", || asks.exists());
+        // After a tenth of a second, and the rest is for a machine with much else to do.
         let start = Instant::now();
-        while !has_prompt() && start.elapsed() < Duration::from_secs(10) {
+        while !has_prompt() && start.elapsed() < Duration::from_secs(1) {
             std::thread::sleep(Duration::from_millis(5));
         }
         let was_shown = has_prompt();
         answer.write_all(b"you\n").unwrap();
         assert!(launcher.wait().unwrap().success());
         reader.join().unwrap();
-        assert!(was_shown, "only after the answer");
+        assert!(was_shown, "not within a second");
         let expected = if options == "-n 1" { "[0] name? hello you\n" } else { "name? hello you\n" };
         assert_eq!(String::from_utf8_lossy(&said.lock().unwrap()), expected);
     }
@@ -148,7 +154,8 @@ fn ranks_that_ignore_the_request_to_end_are_killed() {
     let said =
         say(launch("-n 2", "[ $PHALANX_RANK = 0 ] && { sleep 0.5; exit 1; }; trap '' TERM; sleep 1000"));
     assert_eq!(said.code, Some(1));
-    assert!(start.elapsed() < common::TIMEOUT);
+    let took = start.elapsed().as_secs_f64();
+    assert!((5.0..15.0).contains(&took), "after {took} s, and not after the default of 5");
 }
 
 #[test]
@@ -195,148 +202,6 @@ fn a_timeout_ends_the_ranks() {
     let said = say(launch("-n 2 --timeout 0.5", "[ $PHALANX_RANK = 0 ] || sleep 1000"));
     assert_eq!(said.code, Some(124));
     assert!(said.stderr.contains("timeout: rank 1 still ran after"), "{}", said.stderr);
-}
-
-#[test]
-fn signals_are_forwarded() {
-    for (sent, number, name) in [
-        (Signal::TERM, 15, "SIGTERM"),
-        (Signal::INT, 2, "SIGINT"),
-        (Signal::HUP, 1, "SIGHUP"),
-        (Signal::QUIT, 3, "SIGQUIT"),
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = launch("-n 2", &with_pid_file(folder.path(), "exec sleep 1000"));
-        let launcher = command.stderr(Stdio::piped()).spawn().unwrap();
-        let ranks = pids(folder.path(), 2);
-        signal(launcher.id() as i32, sent);
-        let output = launcher.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(128 + number), "{name}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains(name));
-        assert!(!ranks.iter().any(|&pid| runs(pid)), "{name}: a rank is left");
-    }
-}
-
-/// The launcher with a signal state that whoever started it has left.
-fn launch_after(env_options: &[&str], options: &str, script: &str) -> std::process::Command {
-    let inner = launch(options, script);
-    let mut command = std::process::Command::new("env");
-    // The options of the inner `env` come last: INT and QUIT are as they say.
-    command.args(env_options).arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
-    common::forget_settings(&mut command);
-    command
-}
-
-#[test]
-fn a_launcher_that_inherits_sigchld_ignored_gets_its_ranks_statuses() {
-    let said = say(launch_after(&["--ignore-signal=CHLD"], "-n 2", "exit 3"));
-    assert_eq!(said.code, Some(3), "{}", said.stderr);
-    assert!(said.stderr.contains("failed first: exit status 3"), "{}", said.stderr);
-}
-
-#[test]
-fn a_signal_that_the_launcher_inherits_blocked_ends_the_job() {
-    let folder = tempfile::tempdir().unwrap();
-    let script = with_pid_file(folder.path(), "exec sleep 1000");
-    let mut launcher =
-        launch_after(&["--block-signal"], "-n 2", &script).stderr(Stdio::null()).spawn().unwrap();
-    let ranks = pids(folder.path(), 2);
-    signal(launcher.id() as i32, Signal::TERM);
-    let start = Instant::now();
-    while launcher.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // If it has ended, this changes nothing.
-    let _ = launcher.kill();
-    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
-    assert!(!ranks.into_iter().any(runs));
-}
-
-#[test]
-fn ranks_get_the_signal_state_of_a_shells_child() {
-    let options = ["--ignore-signal=CHLD,TERM,USR1,HUP", "--block-signal=TERM,USR2"];
-    let said = say(launch_after(&options, "-n 1", "grep -E 'SigBlk|SigIgn' /proc/self/status"));
-    let mask = |name: &str| {
-        let line = said.stdout.lines().find_map(|line| line.strip_prefix(&format!("[0] {name}:")));
-        u64::from_str_radix(line.expect(name).trim(), 16).unwrap()
-    };
-    assert_eq!(mask("SigBlk"), 0);
-    // What nohup ignores stays ignored. The C library keeps 32 and 33 to itself.
-    assert_eq!(mask("SigIgn") & !(0b11 << 31), 1 << (1 - 1), "only SIGHUP");
-}
-
-#[test]
-fn perf_gets_its_ranks_statuses_when_sigchld_is_ignored() {
-    let inner = phalanx("perf all_reduce -p 2 -e 8 -n 1");
-    let mut command = std::process::Command::new("env");
-    command.arg("--ignore-signal=CHLD").arg(inner.get_program()).args(inner.get_args());
-    common::forget_settings(&mut command);
-    let said = say(command);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
-}
-
-#[test]
-fn signals_that_are_no_end_are_passed_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let seen = |rank: usize| folder.path().join(format!("seen-{rank}"));
-    // The traps are set before the pid files are written.
-    let script = format!(
-        "trap 'echo one; touch {0}/seen-$PHALANX_RANK' USR1; trap 'echo two; exit 0' USR2; {1}",
-        folder.path().display(),
-        with_pid_file(folder.path(), "while :; do sleep 0.02; done")
-    );
-    let mut command = launch("-n 2", &script);
-    let launcher = command.stdout(Stdio::piped()).spawn().unwrap();
-    pids(folder.path(), 2);
-    signal(launcher.id() as i32, Signal::USR1);
-    eventually("both have the first", || (0..2).all(|rank| seen(rank).exists()));
-    signal(launcher.id() as i32, Signal::USR2);
-    let output = launcher.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    let expected = ["[0] one", "[0] two", "[1] one", "[1] two"];
-    assert_eq!(sorted(&String::from_utf8_lossy(&output.stdout)), expected);
-}
-
-#[test]
-fn ranks_stop_and_go_on_with_the_launcher() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut launcher = launch("-n 2", &with_pid_file(folder.path(), "exec sleep 1000")).spawn().unwrap();
-    let ranks = pids(folder.path(), 2);
-    let all: Vec<i32> = ranks.iter().copied().chain([launcher.id() as i32]).collect();
-    signal(launcher.id() as i32, Signal::TSTP);
-    eventually("all are stopped", || all.iter().all(|pid| is_stopped(*pid)));
-    signal(launcher.id() as i32, Signal::CONT);
-    eventually("all go on", || !all.iter().any(|pid| is_stopped(*pid)));
-    signal(launcher.id() as i32, Signal::TERM);
-    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
-}
-
-#[test]
-fn ranks_may_end_in_good_order_after_a_signal() {
-    let folder = tempfile::tempdir().unwrap();
-    let script =
-        format!("trap 'echo saved; exit 0' TERM; {}", with_pid_file(folder.path(), "sleep 1000 & wait"));
-    let mut command = launch("-n 2", &script);
-    let launcher = command.stdout(Stdio::piped()).spawn().unwrap();
-    pids(folder.path(), 2);
-    signal(launcher.id() as i32, Signal::TERM);
-    let output = launcher.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    assert_eq!(sorted(&String::from_utf8_lossy(&output.stdout)), ["[0] saved", "[1] saved"]);
-}
-
-#[test]
-fn a_second_signal_kills_ranks_that_ignore_the_first() {
-    let folder = tempfile::tempdir().unwrap();
-    let script = format!("trap '' INT; {}", with_pid_file(folder.path(), "exec sleep 1000"));
-    let mut launcher = launch("-n 2 --grace 1000", &script).stderr(Stdio::piped()).spawn().unwrap();
-    let ranks = pids(folder.path(), 2);
-    signal(launcher.id() as i32, Signal::INT);
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    assert!(launcher.try_wait().unwrap().is_none() && ranks.iter().all(|&pid| runs(pid)));
-    signal(launcher.id() as i32, Signal::INT);
-    eventually("the ranks are killed", || !ranks.iter().any(|&pid| runs(pid)));
-    assert_eq!(launcher.wait().unwrap().code(), Some(130));
 }
 
 #[test]
