@@ -27,6 +27,10 @@ pub fn trials() -> Vec<Trial> {
     add("another_launcher_that_waits_hears_a_signal", |job| a_waiting_launcher(job, 1));
     add("a_killed_launcher_is_a_lost_node", |job| a_killed_launcher(job, 1));
     add("the_killed_launcher_of_the_store_is_a_lost_node", |job| a_killed_launcher(job, 0));
+    add("a_stopped_launcher_is_a_lost_node", |job| a_stopped_launcher(job, None));
+    add("a_launcher_may_be_stopped_for_less_than_the_heartbeat_timeout", |job| {
+        a_stopped_launcher(job, Some("8"))
+    });
     add("another_token_is_refused", another_token_is_refused);
     add("two_launchers_of_one_node_are_refused", two_launchers_of_one_node);
     add("options_that_miss_something_are_explained", options_that_miss_something);
@@ -257,6 +261,40 @@ fn a_killed_launcher(job: &Job, victim: usize) -> Result<(), Failed> {
         eventually("the rank has ended", || !runs(rank));
     }
     Ok(())
+}
+
+/// The launcher of node 1 is stopped: for good, or for less than it may be silent.
+fn a_stopped_launcher(job: &Job, may_be_silent: Option<&str>) -> Result<(), Failed> {
+    let go = job.folder.path().join("go");
+    let script = format!("echo started; while [ ! -e {} ]; do sleep 0.01; done", go.display());
+    let [first, second] = [0, 1].map(|node| {
+        let mut command = job.node(node, 2, "-n 1", &["sh", "-c", &script]);
+        command.envs(may_be_silent.map(|seconds| ("PHALANX_HEARTBEAT_TIMEOUT", seconds)));
+        Node::start(command)
+    });
+    for node in [&first, &second] {
+        node.wait_for("started")?;
+    }
+    signal(second.pid(), Signal::STOP);
+    if may_be_silent.is_some() {
+        // Longer than the default.
+        std::thread::sleep(Duration::from_millis(2500));
+        signal(second.pid(), Signal::CONT);
+        std::fs::write(go, "")?;
+        let ((code, a), (other, b)) = (first.end()?, second.end()?);
+        return equal((code, other), (Some(0), Some(0)), &format!("{a}{b}"));
+    }
+    let started = Instant::now();
+    let (code, said) = first.end()?;
+    let took = started.elapsed();
+    signal(second.pid(), Signal::CONT);
+    equal(code, Some(1), &said)?;
+    says(&said, "node 1 (lost)")?;
+    if took > Duration::from_secs(3) {
+        return Err(format!("it took {took:?}").into());
+    }
+    let (code, said) = second.end()?;
+    equal(code == Some(0), false, &said)
 }
 
 fn another_token_is_refused(job: &Job) -> Result<(), Failed> {
