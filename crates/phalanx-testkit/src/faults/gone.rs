@@ -15,6 +15,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gone/short_stop", short_stop),
     Scenario::rank("gone/killed_late", |comm, _| killed_late(comm)),
     Scenario::rank("gone/go", |comm, args| go(comm, &args[0])),
+    Scenario::process("gone/one_does_not_return", |_| one_does_not_return()),
     Scenario::rank("gone/panic_amid", |comm, args| panic_amid(comm, &args[0])),
 ];
 
@@ -70,6 +71,7 @@ pub fn cases() -> Vec<Case> {
         }));
         cases.push(Case::new("processes/stopped/briefly", stopped_briefly));
         cases.push(Case::new("processes/killed/at_once", killed_at_once));
+        cases.push(Case::new("threads/one_does_not_return", expect_named_that_does_not_return));
         cases.push(Case::new("processes/stopped/by_a_debugger_until_the_deadline", held));
         for how in ["leave", "panic", "exit", "abort", "late"] {
             cases.push(Case::new(format!("processes/{how}"), move || gone_process(how)));
@@ -343,6 +345,29 @@ fn go(comm: Comm, how: &str) -> Outcome {
         }
     }
     unreachable!("the loop has no end")
+}
+
+/// All ranks but one come back to `run`.
+fn one_does_not_return() -> Outcome {
+    let ran = Comm::builder().timeout(LATE_TIMEOUT).run(RANKS, |comm| {
+        let met = comm.barrier();
+        if comm.rank() == VICTIM {
+            std::thread::sleep(3 * LATE_TIMEOUT);
+        }
+        met
+    });
+    ran.and_then(|ranks| ranks.into_iter().collect::<phalanx::Result<()>>()).map_err(|e| e.to_string())?;
+    Ok(String::new())
+}
+
+/// After the deadline it is said which rank is waited for, and what that rank did last.
+fn expect_named_that_does_not_return() -> Result<(), String> {
+    let ended = Launch::alone("gone/one_does_not_return").deadline(DEADLINE).run()?;
+    let named = format!("waiting for rank {VICTIM} (it has completed barrier");
+    match &ended[..] {
+        [process] if process.outcome.is_ok() && process.output.contains(&named) => Ok(()),
+        _ => Err(format!("no {named:?}:{}", describe(&ended))),
+    }
 }
 
 fn expect_gone(how: &str, reports: &[String]) -> Result<(), String> {

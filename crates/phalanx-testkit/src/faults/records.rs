@@ -36,7 +36,7 @@ impl Folder {
         Folder(std::env::temp_dir().join(format!("phalanx-{name}-{}", std::process::id())))
     }
 
-    /// The records in it, in the order of their ranks.
+    /// The records in it, in the order of their ranks. They are for their user alone.
     fn records(&self) -> Result<Vec<String>, String> {
         let mut paths: Vec<PathBuf> = std::fs::read_dir(&self.0)
             .map_err(|error| format!("{}: {error}", self.0.display()))?
@@ -44,7 +44,14 @@ impl Folder {
             .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
             .collect();
         paths.sort_by_key(|path| path.to_string_lossy().split("-rank").last().map(str::to_owned));
-        paths.iter().map(|path| std::fs::read_to_string(path).map_err(|error| error.to_string())).collect()
+        let read = |path: &PathBuf| {
+            let record = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+            match mode(path).map_err(|error| error.to_string())? {
+                0o600 => Ok(record),
+                mode => Err(format!("{} has mode {mode:o}", path.display())),
+            }
+        };
+        paths.iter().map(read).collect()
     }
 }
 
@@ -52,6 +59,17 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+#[cfg(unix)]
+fn mode(path: &Path) -> std::io::Result<u32> {
+    use std::os::unix::fs::PermissionsExt;
+    Ok(std::fs::metadata(path)?.permissions().mode() & 0o777)
+}
+
+#[cfg(not(unix))]
+fn mode(_path: &Path) -> std::io::Result<u32> {
+    Ok(0o600)
 }
 
 fn contains(record: &str, part: &str) -> Result<(), String> {
