@@ -20,7 +20,7 @@
 //!
 //! Around them: [`norm`] has the global norm, clipping, the loss scale and a check of replicas; [`sampler`] says which samples a
 //! rank takes; [`checkpoint`] writes and reads all state with any number of ranks; [`elastic`] goes on when a rank is lost, and [`replicas`] when
-//! a whole group is.
+//! a whole group is; [`report`] has the time of a step, a rank's memory, and what it sends.
 //!
 //! # Rules for all parts
 //!
@@ -43,6 +43,7 @@ pub mod optimizer;
 pub mod outer;
 pub mod pipeline;
 pub mod replicas;
+pub mod report;
 pub mod sampler;
 pub mod sharding;
 pub mod tensor;

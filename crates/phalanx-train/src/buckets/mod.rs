@@ -42,32 +42,15 @@
 //! - **Waits.** The weights of all ranks are told when the step begins. The first bucket waits for them: for the last rank to begin.
 //! - **Hook.** [`set_hook`](GradientBuckets::set_hook) replaces the reduction of a bucket, for compression.
 
-mod host;
 mod plan;
 
+pub use crate::device::Overlap;
 use crate::device::{Device, Number};
 pub use crate::sharding::Reduction;
 use crate::{Error, Result};
 use phalanx::{Comm, DType, PreMulSum, ReduceOp, Request};
 use plan::{Place, arrange};
 use std::ops::Range;
-
-/// A device on which a sum over ranks goes on while the rank does something else.
-pub trait Overlap: Device {
-    /// A sum under way.
-    type Pending<A: Number>: Send;
-
-    /// Starts a reduction over all ranks, after those started before.
-    fn start_sum<A: Number>(
-        &self,
-        comm: &Comm,
-        values: Self::Buffer<A>,
-        op: phalanx::Reduction<A>,
-    ) -> Result<Self::Pending<A>>;
-
-    /// Gives the buffer back with the sum. On a GPU, work enqueued later sees it; on the host this waits.
-    fn finish_sum<A: Number>(&self, pending: Self::Pending<A>) -> Result<Self::Buffer<A>>;
-}
 
 /// A parameter whose gradients are reduced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +113,7 @@ pub trait BucketHook<D: Device>: Send {
     /// The values are multiplied by this rank's share, so that the sum is the result: the mean, say.
     fn reduce(
         &mut self,
+        device: &D,
         bucket: usize,
         members: &[(&str, Range<usize>)],
         comm: &Comm,
@@ -137,6 +121,7 @@ pub trait BucketHook<D: Device>: Send {
     ) -> Result<()>;
 }
 
+/// A closure without the device.
 impl<D, F> BucketHook<D> for F
 where
     D: Device,
@@ -144,6 +129,7 @@ where
 {
     fn reduce(
         &mut self,
+        _device: &D,
         bucket: usize,
         members: &[(&str, Range<usize>)],
         comm: &Comm,
@@ -565,7 +551,7 @@ impl<D: Overlap> GradientBuckets<D> {
                         Values::F64(values) => scale::<D, f64>(&self.device, values, share.factor)?,
                     }
                 }
-                hook.reduce(sent, &members, comm, &mut values)?;
+                hook.reduce(&self.device, sent, &members, comm, &mut values)?;
                 bucket.state = State::Here(values);
                 continue;
             }

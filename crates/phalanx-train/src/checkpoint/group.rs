@@ -1,7 +1,7 @@
 //! Groups of sharded parameters: [`ShardedGroup`] in a checkpoint.
 
 use super::{Checkpoint, State};
-use crate::device::{Device, Number};
+use crate::device::{Number, Overlap};
 use crate::sharding::ShardedGroup;
 use crate::{Error, Result};
 
@@ -13,7 +13,11 @@ fn tensor_name(parameter: &str, part: usize) -> String {
 impl<'a> State<'a> {
     /// A group's master parameters under their names, the optimizer's states as `name.state1` and so on, and the steps made as the value
     /// `prefix.steps`. Padding is left out.
-    pub fn group<D: Device, T: Number, M: Number>(&mut self, prefix: &str, group: &'a ShardedGroup<D, T, M>) {
+    pub fn group<D: Overlap, T: Number, M: Number>(
+        &mut self,
+        prefix: &str,
+        group: &'a ShardedGroup<D, T, M>,
+    ) {
         self.value(format!("{prefix}.steps"), group.steps());
         for (at, part) in group.parts().enumerate() {
             for (name, piece, range) in group.layout().pieces(group.rank()) {
@@ -30,7 +34,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`read`](Checkpoint::read).
-    pub fn load_group<D: Device, T: Number, M: Number>(
+    pub fn load_group<D: Overlap, T: Number, M: Number>(
         &self,
         prefix: &str,
         group: &mut ShardedGroup<D, T, M>,
