@@ -39,7 +39,8 @@ pub enum Sharding {
 /// let sharded = plan.of_rank(0, &Plan::new(), &layers)?;
 /// assert_eq!(whole.optimizer, 24 * (1 << 20) * 12); // f32: a master copy and two moments
 /// assert_eq!(sharded.optimizer, whole.optimizer / 8);
-/// assert_eq!(sharded.parameters, 2 * (1 << 20) * 2); // two layers in bf16: the one in use, and the next
+/// // In bf16: the layer in use, the next one, and the part of it that this rank sends.
+/// assert_eq!(sharded.parameters, (2 * (1 << 20) + (1 << 20) / 8) * 2);
 /// # Ok::<(), phalanx_train::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +150,8 @@ impl<'a> MemoryPlan<'a> {
             Sharding::Optimizer => Memory { gradients: whole * small + part * large, reducing: 0, ..reduced },
             Sharding::Gradients => reduced,
             Sharding::Parameters => {
-                Memory { parameters: longest.iter().take(2).sum::<u64>() * small, ..reduced }
+                let gathered = longest.iter().take(2).sum::<u64>() + own;
+                Memory { parameters: gathered * small, ..reduced }
             }
         })
     }

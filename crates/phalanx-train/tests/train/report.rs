@@ -125,8 +125,10 @@ fn an_estimate_counts_what_each_kind_of_sharding_divides() {
         (2 * all, 12 * part, 4 * part)
     );
     let parameters = of(Sharding::Parameters);
-    assert_eq!((parameters.parameters, parameters.optimizer), (2 * 2 * len, 12 * part));
-    assert_eq!(parameters.total() - parameters.reducing, 4 * len + 16 * part + 1000);
+    assert_eq!((parameters.parameters, parameters.optimizer), (2 * (2 * len + len / 4), 12 * part));
+    // The gradient, its sum, and this rank's part of that.
+    assert_eq!(parameters.reducing, (2 + 4) * len + 4 * len / 4);
+    assert_eq!(parameters.total() - parameters.reducing, 2 * (2 * len + len / 4) + 16 * part + 1000);
     assert!(parameters.to_string().contains("activations 1000 B"), "{parameters}");
     let error = MemoryPlan::new(&mesh, Sharding::None).of_rank(16, &plan, &groups).unwrap_err().to_string();
     assert!(error.contains("rank 16 of a mesh of 16 ranks"), "{error}");

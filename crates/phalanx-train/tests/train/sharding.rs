@@ -273,3 +273,40 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
     })
     .unwrap();
 }
+
+#[test]
+fn prefetched_parameters_are_those_that_are_gathered() {
+    phalanx::run(3, |comm| {
+        let sgd = Sgd { learning_rate: 0.5, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+        let mut groups: Vec<ShardedGroup<Host, f32, f32>> = (0..4)
+            .map(|number| {
+                let layout = FlatLayout::new(&[("w", [7, 30 + number])], 3).unwrap();
+                let initial: Vec<f32> = (0..layout.len()).map(|at| (at * (number + 1)) as f32).collect();
+                ShardedGroup::new(&comm, &Host, layout, &initial, &sgd).unwrap()
+            })
+            .collect();
+        for step in 0..3 {
+            for number in 0..groups.len() {
+                groups[number].gather(&comm).unwrap();
+                if let Some(next) = groups.get_mut(number + 1) {
+                    next.prefetch(&comm).unwrap();
+                    // A second time is none.
+                    next.prefetch(&comm).unwrap();
+                }
+                let len = groups[number].layout().len();
+                let expected = |at: usize| (at * (number + 1)) as f32 - 0.5 * step as f32;
+                let used = groups[number].layout().range("w").unwrap();
+                let parameters = groups[number].gather(&comm).map(|all| all[used.clone()].to_vec()).unwrap();
+                for (at, parameter) in parameters.iter().enumerate() {
+                    assert_eq!(*parameter, expected(at));
+                }
+                groups[number].reduce_gradient(&comm, &&vec![1.0; len][..], Reduction::Mean).unwrap();
+                groups[number].release();
+            }
+            // One that is on its way when the step is made is of the old parameters, and is not used.
+            groups[0].prefetch(&comm).unwrap();
+            groups.iter_mut().for_each(|group| group.step(&sgd, 1.0).unwrap());
+        }
+    })
+    .unwrap();
+}
