@@ -11,7 +11,7 @@ use phalanx_train::Result;
 use phalanx_train::device::Host;
 use phalanx_train::mesh::{Init, Layout, MeshShape};
 use phalanx_train::optimizer::{AdamW, Optimizer, Piece};
-use phalanx_train::pipeline::{Costs, Pipeline, Position, Schedule, Stage, Timeline, mean_loss};
+use phalanx_train::pipeline::{Costs, Pipeline, Position, Schedule, Stage, mean_loss};
 use std::collections::HashMap;
 
 const WIDTH: usize = 8;
@@ -30,7 +30,7 @@ fn train(comm: Comm) -> Result<()> {
     let micros = MICRO_BATCHES.next_multiple_of(comm.world_size());
     let schedule = Schedule::interleaved(comm.world_size(), 2, micros)?;
     if comm.rank() == 0 {
-        println!("{}", Timeline::new(&schedule, &Costs::default())?.to_table());
+        print!("{}", schedule.timeline(Costs::default()).to_table());
     }
     let pipeline = Pipeline::new(&comm, schedule)?;
     let mut layers = Layers::new(&pipeline, comm.rank())?;

@@ -1,0 +1,116 @@
+//! A transformer that trains on meshes of 8 ranks with the loss curve of one rank. The one of 10 million parameters takes a minute or two:
+//!
+//! ```text
+//! cargo test --release -p phalanx-train --test transformer -- --ignored --nocapture
+//! ```
+
+mod math;
+mod model;
+mod train;
+
+use math::Real;
+use model::{Part, Sizes};
+use phalanx_train::mesh::{Axis, Mesh};
+use train::{Task, Worker, losses};
+
+const SMALL: Task = Task {
+    sizes: Sizes { vocabulary: 23, tokens: 8, width: 16, heads: 4, blocks: 4 },
+    sequences: 16,
+    micro_batches: 2,
+    steps: 12,
+    learning_rate: 5e-3,
+};
+
+const LARGE: Task = Task {
+    sizes: Sizes { vocabulary: 512, tokens: 64, width: 320, heads: 8, blocks: 8 },
+    sequences: 16,
+    micro_batches: 2,
+    steps: 4,
+    learning_rate: 1e-3,
+};
+
+/// Meshes of 8 ranks, with each pair and each three of the four axes.
+const MESHES: [&[(Axis, usize)]; 7] = [
+    &[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Tensor, 2)],
+    &[(Axis::Data, 2), (Axis::Pipeline, 2), (Axis::Shard, 2)],
+    &[(Axis::Data, 2), (Axis::Pipeline, 2), (Axis::Tensor, 2)],
+    &[(Axis::Pipeline, 2), (Axis::Shard, 2), (Axis::Tensor, 2)],
+    &[(Axis::Pipeline, 4), (Axis::Tensor, 2)],
+    &[(Axis::Shard, 8)],
+    &[(Axis::Data, 2), (Axis::Tensor, 4)],
+];
+
+fn curves<T: Real>(task: Task, meshes: &[&[(Axis, usize)]], tolerance: f64) -> Vec<f64> {
+    let run = |mesh: &[(Axis, usize)]| {
+        let ranks = mesh.iter().map(|(_, size)| size).product();
+        let curves = phalanx::run(ranks, |comm| losses::<T>(&comm, task, mesh).unwrap()).unwrap();
+        assert!(curves.iter().all(|curve| *curve == curves[0]), "{mesh:?}: ranks have different losses");
+        curves[0].clone()
+    };
+    let one = run(&[]);
+    for mesh in meshes {
+        for (step, (here, expected)) in run(mesh).iter().zip(&one).enumerate() {
+            let difference = (here - expected).abs() / expected;
+            assert!(
+                difference < tolerance,
+                "{mesh:?}, step {step}: {here} is not {expected} ({difference:.1e})"
+            );
+        }
+    }
+    one
+}
+
+#[test]
+fn losses_on_any_mesh_are_those_of_one_rank() {
+    let curve = curves::<f64>(SMALL, &MESHES, 1e-12);
+    assert!(curve[SMALL.steps - 1] < 0.8 * curve[0], "it does not learn: {curve:?}");
+    curves::<f32>(SMALL, &MESHES[..4], 1e-5);
+}
+
+#[test]
+#[ignore = "takes minutes in a release build: see the head of this file"]
+fn losses_of_ten_million_parameters_on_any_mesh_are_those_of_one_rank() {
+    let len =
+        |part: Part| part.parameters(&LARGE.sizes).iter().map(|(_, shape)| shape.iter().product::<usize>());
+    let parameters: usize = Part::all(&LARGE.sizes).into_iter().flat_map(len).sum();
+    assert!((10_000_000..11_000_000).contains(&parameters), "{parameters}");
+    let curve = curves::<f32>(LARGE, &MESHES[..4], 1e-5);
+    println!("{parameters} parameters, losses of one rank {curve:?}");
+    assert!(curve[LARGE.steps - 1] < curve[0], "it does not learn: {curve:?}");
+}
+
+#[test]
+fn gradients_are_the_slopes_of_the_loss() {
+    phalanx::run(1, |comm| {
+        let mesh = Mesh::new(&comm, &[]).unwrap();
+        let pipeline = SMALL.pipeline(&mesh).unwrap();
+        let mut worker = Worker::<f64>::new(SMALL, &mesh).unwrap();
+        worker.gradients_of_step(&pipeline).unwrap();
+        let gradients: Vec<Vec<f64>> =
+            worker.parts.iter().map(|(_, group)| group.gradient().to_vec()).collect();
+        for (number, gradient) in gradients.iter().enumerate() {
+            let names: Vec<_> = worker.parts[number]
+                .1
+                .layout()
+                .parameters()
+                .map(|(name, _, range)| (name.to_owned(), range))
+                .collect();
+            for (name, range) in names {
+                // Somewhere in each parameter.
+                let at = range.start + range.len() * 3 / 7;
+                let mut loss_with = |change: f64| {
+                    let (_, group) = &mut worker.parts[number];
+                    group.restore(0).next().unwrap()[at] += change;
+                    worker.gradients_of_step(&pipeline).unwrap()
+                };
+                let step = 1e-5;
+                let (above, below) = (loss_with(step), loss_with(-2.0 * step));
+                loss_with(step);
+                let slope = (above - below) / (2.0 * step);
+                let difference = (slope - gradient[at]).abs();
+                assert!(difference < 1e-7, "{name}[{at}]: {} is not the slope {slope}", gradient[at]);
+            }
+        }
+    })
+    .unwrap();
+}
