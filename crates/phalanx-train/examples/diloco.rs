@@ -79,7 +79,7 @@ fn train(comm: &Comm, is_local: bool) -> Result<(f64, u64)> {
 /// Adds the gradient of a sample's squared error, over the batch; answers that error.
 fn add_gradient(parameters: &[f64], number: u64, gradient: &mut [f64]) -> f64 {
     let x: [f64; INPUTS] = std::array::from_fn(|at| noise(number * INPUTS as u64 + at as u64));
-    let wanted = (x[0] + x[1]).sin() - x[2] * x[3] + 0.5 * x[4];
+    let wanted = (x[0] + x[1]).sin() - 0.5 * (2.0 * x[2]).sin();
     let (weights, last) = parameters.split_at(HIDDEN * INPUTS);
     let hidden: [f64; HIDDEN] = std::array::from_fn(|unit| {
         weights[unit * INPUTS..][..INPUTS].iter().zip(&x).map(|(w, x)| w * x).sum::<f64>().tanh()

@@ -63,15 +63,16 @@ fn curves<T: Real>(task: Task, meshes: &[&[(Axis, usize)]], tolerance: f64) -> V
 #[test]
 fn losses_on_any_mesh_are_those_of_one_rank() {
     let curve = curves::<f64>(SMALL, &MESHES, 1e-12);
-    assert!(curve[SMALL.steps - 1] < 0.8 * curve[0], "it does not learn: {curve:?}");
+    assert!(curve[SMALL.steps - 1] < 0.9 * curve[0], "it does not learn: {curve:?}");
     curves::<f32>(SMALL, &MESHES[..4], 1e-5);
 }
 
 #[test]
 #[ignore = "takes minutes in a release build: see the head of this file"]
 fn losses_of_ten_million_parameters_on_any_mesh_are_those_of_one_rank() {
-    let len =
-        |part: Part| part.parameters(&LARGE.sizes).iter().map(|(_, shape)| shape.iter().product::<usize>());
+    let len = |part: Part| {
+        part.parameters(&LARGE.sizes).into_iter().map(|(_, shape)| shape.iter().product::<usize>())
+    };
     let parameters: usize = Part::all(&LARGE.sizes).into_iter().flat_map(len).sum();
     assert!((10_000_000..11_000_000).contains(&parameters), "{parameters}");
     let curve = curves::<f32>(LARGE, &MESHES[..4], 1e-5);
