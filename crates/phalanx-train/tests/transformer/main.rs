@@ -1,7 +1,8 @@
-//! A transformer that trains on meshes of 8 ranks with the loss curve of one rank. The one of 10 million parameters takes a minute or two:
+//! A transformer that trains on meshes of 8 ranks with the loss curve of one rank. The one of 10 million parameters takes about
+//! two minutes:
 //!
 //! ```text
-//! cargo test --release -p phalanx-train --test transformer -- --ignored --nocapture
+//! cargo test -p phalanx-train --test transformer -- --ignored --nocapture
 //! ```
 
 mod math;
@@ -68,7 +69,7 @@ fn losses_on_any_mesh_are_those_of_one_rank() {
 }
 
 #[test]
-#[ignore = "takes minutes in a release build: see the head of this file"]
+#[ignore = "takes about two minutes: see the head of this file"]
 fn losses_of_ten_million_parameters_on_any_mesh_are_those_of_one_rank() {
     let len = |part: Part| {
         part.parameters(&LARGE.sizes).into_iter().map(|(_, shape)| shape.iter().product::<usize>())
