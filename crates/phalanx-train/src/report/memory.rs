@@ -164,10 +164,13 @@ impl<'a> MemoryPlan<'a> {
         group: &[(N, S)],
         ranks: usize,
     ) -> Result<FlatLayout> {
+        if ranks > 1 {
+            return FlatLayout::placed(plan, self.mesh, rank, group);
+        }
         let local = group.iter().map(|(name, shape)| {
             let layout = plan.layout(name.as_ref(), shape.as_ref())?;
             Ok((name.as_ref(), layout.block(self.mesh, rank)?.shape()))
         });
-        FlatLayout::new(&local.collect::<Result<Vec<_>>>()?, ranks)
+        FlatLayout::new(&local.collect::<Result<Vec<_>>>()?, 1)
     }
 }

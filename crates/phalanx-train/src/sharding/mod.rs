@@ -115,6 +115,11 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
                 "parameter {name:?} is cut between ranks, and the optimizer needs it whole: use FlatLayout::whole"
             )));
         }
+        if let Some(name) = layout.split_parameter().filter(|_| optimizer.needs_whole_parameters()) {
+            return Err(Error::usage(format!(
+                "the plan splits parameter {name:?}, and the optimizer needs it whole: replicate it, or take another optimizer for it"
+            )));
+        }
         let states = (0..optimizer.states()).map(|_| device.zeros(part)).collect::<Result<_>>()?;
         Ok(ShardedGroup {
             master: device.upload(&initial[layout.part(rank)])?,
@@ -242,9 +247,13 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
         device.add(1.0, &own, &mut device.view_mut(&mut self.gradient, 0..part))
     }
 
-    /// This rank's part of the gradient, for norms. Padding is 0.
+    /// This rank's part of the gradient. Padding is 0. [`global_norm_of_groups`](crate::norm::global_norm_of_groups) is the norm of all.
     pub fn gradient(&self) -> D::View<'_, M> {
         self.device.view(&self.gradient, 0..self.layout.part_len())
+    }
+
+    pub(crate) fn gradient_in(&self, range: std::ops::Range<usize>) -> D::View<'_, M> {
+        self.device.view(&self.gradient, range)
     }
 
     /// Makes a step with `factor` times the gradient (1, or what clipping and loss scales ask for), and sets the gradient to 0. Not

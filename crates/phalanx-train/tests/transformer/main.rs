@@ -12,7 +12,8 @@ mod train;
 use math::Real;
 use model::{Part, Sizes};
 use phalanx_train::mesh::{Axis, Mesh};
-use train::{Task, Worker, losses};
+use std::path::Path;
+use train::{Task, Worker, curve};
 
 const SMALL: Task = Task {
     sizes: Sizes { vocabulary: 23, tokens: 8, width: 16, heads: 4, blocks: 4 },
@@ -20,6 +21,7 @@ const SMALL: Task = Task {
     micro_batches: 2,
     steps: 12,
     learning_rate: 5e-3,
+    clip: 0.5,
 };
 
 const LARGE: Task = Task {
@@ -28,6 +30,7 @@ const LARGE: Task = Task {
     micro_batches: 2,
     steps: 4,
     learning_rate: 1e-3,
+    clip: 1.0,
 };
 
 /// Meshes of 8 ranks, with each pair and each three of the four axes.
@@ -41,24 +44,30 @@ const MESHES: [&[(Axis, usize)]; 7] = [
     &[(Axis::Data, 2), (Axis::Tensor, 4)],
 ];
 
-fn curves<T: Real>(task: Task, meshes: &[&[(Axis, usize)]], tolerance: f64) -> Vec<f64> {
-    let run = |mesh: &[(Axis, usize)]| {
-        let ranks = mesh.iter().map(|(_, size)| size).product();
-        let curves = phalanx::run(ranks, |comm| losses::<T>(&comm, task, mesh).unwrap()).unwrap();
-        assert!(curves.iter().all(|curve| *curve == curves[0]), "{mesh:?}: ranks have different losses");
-        curves[0].clone()
-    };
-    let one = run(&[]);
-    for mesh in meshes {
-        for (step, (here, expected)) in run(mesh).iter().zip(&one).enumerate() {
+/// A mesh's losses and norms, which all ranks have alike.
+fn run<T: Real>(task: Task, mesh: &[(Axis, usize)], folder: Option<&Path>) -> Vec<[f64; 2]> {
+    let ranks = mesh.iter().map(|(_, size)| size).product();
+    let curves = phalanx::run(ranks, |comm| curve::<T>(&comm, task, mesh, folder).unwrap()).unwrap();
+    assert!(curves.iter().all(|curve| *curve == curves[0]), "{mesh:?}: ranks have different losses or norms");
+    curves[0].clone()
+}
+
+fn check(mesh: &[(Axis, usize)], curve: &[[f64; 2]], expected: &[[f64; 2]], tolerance: f64) {
+    assert_eq!(curve.len(), expected.len());
+    for (step, (here, expected)) in curve.iter().zip(expected).enumerate() {
+        for (here, expected) in here.iter().zip(expected) {
             let difference = (here - expected).abs() / expected;
-            assert!(
-                difference < tolerance,
-                "{mesh:?}, step {step}: {here} is not {expected} ({difference:.1e})"
-            );
+            let said = format!("{mesh:?}, step {step}: {here} is not {expected} ({difference:.1e})");
+            assert!(difference < tolerance, "{said}");
         }
     }
-    one
+}
+
+/// Trains on one rank and on meshes; the losses of one rank.
+fn curves<T: Real>(task: Task, meshes: &[&[(Axis, usize)]], tolerance: f64) -> Vec<f64> {
+    let one = run::<T>(task, &[], None);
+    meshes.iter().for_each(|mesh| check(mesh, &run::<T>(task, mesh, None), &one, tolerance));
+    one.into_iter().map(|[loss, _]| loss).collect()
 }
 
 #[test]
@@ -66,6 +75,17 @@ fn losses_on_any_mesh_are_those_of_one_rank() {
     let curve = curves::<f64>(SMALL, &MESHES, 1e-12);
     assert!(curve[SMALL.steps - 1] < 0.9 * curve[0], "it does not learn: {curve:?}");
     curves::<f32>(SMALL, &MESHES[..4], 1e-5);
+}
+
+#[test]
+fn a_checkpoint_of_one_mesh_goes_on_on_any_other() {
+    let (short, long) = (Task { steps: 3, ..SMALL }, Task { steps: 3 * MESHES.len(), ..SMALL });
+    let one = run::<f64>(long, &[], None);
+    let folder = tempfile::tempdir().unwrap();
+    // Three steps on each mesh, one after the other.
+    for (mesh, expected) in MESHES.iter().zip(one.chunks_exact(3)) {
+        check(mesh, &run::<f64>(short, mesh, Some(folder.path())), expected, 1e-10);
+    }
 }
 
 #[test]

@@ -39,6 +39,15 @@ pub fn plan() -> Plan {
 }
 
 impl Part {
+    /// What it is called in checkpoints.
+    pub fn name(self) -> String {
+        match self {
+            Part::Embedding => "embedding".into(),
+            Part::Block(number) => format!("block{number}"),
+            Part::Head => "head".into(),
+        }
+    }
+
     /// The parts in order.
     pub fn all(sizes: &Sizes) -> Vec<Part> {
         let blocks = (0..sizes.blocks).map(Part::Block);
@@ -48,48 +57,37 @@ impl Part {
     /// Names and whole shapes of the parameters.
     pub fn parameters(self, sizes: &Sizes) -> Vec<(String, Vec<usize>)> {
         let Sizes { vocabulary, tokens, width, .. } = *sizes;
-        let named = |prefix: String, list: &[(&str, &[usize])]| {
-            list.iter().map(|(name, shape)| (format!("{prefix}.{name}"), shape.to_vec())).collect()
+        let named = |list: &[(&str, &[usize])]| {
+            list.iter().map(|(name, shape)| (format!("{}.{name}", self.name()), shape.to_vec())).collect()
         };
         let (d, hidden) = (&[width][..], 4 * width);
         match self {
-            Part::Embedding => {
-                named("embedding".into(), &[("words", &[vocabulary, width]), ("places", &[tokens, width])])
-            }
-            Part::Block(number) => named(
-                format!("block{number}"),
-                &[
-                    ("norm1.scale", d),
-                    ("norm1.shift", d),
-                    ("q.weight", &[width, width]),
-                    ("q.bias", d),
-                    ("k.weight", &[width, width]),
-                    ("k.bias", d),
-                    ("v.weight", &[width, width]),
-                    ("v.bias", d),
-                    ("out.weight", &[width, width]),
-                    ("out.bias", d),
-                    ("norm2.scale", d),
-                    ("norm2.shift", d),
-                    ("up.weight", &[hidden, width]),
-                    ("up.bias", &[hidden]),
-                    ("down.weight", &[width, hidden]),
-                    ("down.bias", d),
-                ],
-            ),
-            Part::Head => {
-                named("head".into(), &[("scale", d), ("shift", d), ("words", &[vocabulary, width])])
-            }
+            Part::Embedding => named(&[("words", &[vocabulary, width]), ("places", &[tokens, width])]),
+            Part::Block(_) => named(&[
+                ("norm1.scale", d),
+                ("norm1.shift", d),
+                ("q.weight", &[width, width]),
+                ("q.bias", d),
+                ("k.weight", &[width, width]),
+                ("k.bias", d),
+                ("v.weight", &[width, width]),
+                ("v.bias", d),
+                ("out.weight", &[width, width]),
+                ("out.bias", d),
+                ("norm2.scale", d),
+                ("norm2.shift", d),
+                ("up.weight", &[hidden, width]),
+                ("up.bias", &[hidden]),
+                ("down.weight", &[width, hidden]),
+                ("down.bias", d),
+            ]),
+            Part::Head => named(&[("scale", d), ("shift", d), ("words", &[vocabulary, width])]),
         }
     }
 
-    /// What a rank of a mesh has of them: names and local shapes.
-    pub fn local(self, sizes: &Sizes, mesh: &MeshShape, rank: usize) -> Result<Vec<(String, Vec<usize>)>> {
-        let local = |(name, shape): (String, Vec<usize>)| {
-            let block = plan().layout(&name, &shape)?.block(mesh, rank)?;
-            Ok((name, block.shape()))
-        };
-        self.parameters(sizes).into_iter().map(local).collect()
+    /// How the blocks that a rank of a mesh has of them lie in a flat buffer.
+    pub fn layout(self, sizes: &Sizes, mesh: &MeshShape, rank: usize) -> Result<FlatLayout> {
+        FlatLayout::placed(&plan(), mesh, rank, &self.parameters(sizes))
     }
 
     /// The parameters at first, as `flat` lays them out; the same model on every mesh.

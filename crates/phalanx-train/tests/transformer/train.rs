@@ -5,12 +5,15 @@ use crate::math::Real;
 use crate::model::{Fields, Gradients, Kept, Model, Part, Sizes};
 use phalanx::{Comm, ReduceOp};
 use phalanx_train::Result;
+use phalanx_train::checkpoint::{Checkpoint, Saver, State};
 use phalanx_train::device::Host;
 use phalanx_train::mesh::{Axis, Mesh};
+use phalanx_train::norm::{clip_factor, global_norm_of_groups};
 use phalanx_train::optimizer::AdamW;
 use phalanx_train::pipeline::{Pipeline, Position, Schedule, Stage, mean_loss};
-use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
+use phalanx_train::sharding::{Reduction, ShardedGroup};
 use std::collections::HashMap;
+use std::path::Path;
 
 /// What is trained, on any mesh.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +24,8 @@ pub struct Task {
     pub micro_batches: usize,
     pub steps: usize,
     pub learning_rate: f64,
+    /// The greatest norm of a gradient.
+    pub clip: f64,
 }
 
 /// The words of a sequence, one more than its tokens: each follows from the one before, by one of three rules.
@@ -49,6 +54,8 @@ pub struct Worker<'a, T: Real> {
     of_head: HashMap<usize, Vec<T>>,
     losses: Vec<(f64, usize)>,
     step: usize,
+    /// Norms of the gradients, of all steps.
+    norms: Vec<f64>,
 }
 
 impl<'a, T: Real> Worker<'a, T> {
@@ -62,8 +69,7 @@ impl<'a, T: Real> Worker<'a, T> {
         };
         let shard = mesh.comm(Axis::Shard);
         let group = |part: Part| {
-            let local = part.local(&task.sizes, mesh.shape(), mesh.rank())?;
-            let layout = FlatLayout::new(&local, shard.world_size())?;
+            let layout = part.layout(&task.sizes, mesh.shape(), mesh.rank())?;
             let initial = part.initial::<T>(&task.sizes, mesh.shape(), mesh.rank(), &layout)?;
             Ok((part, ShardedGroup::new(shard, &Host, layout, &initial, &task.optimizer())?))
         };
@@ -80,6 +86,7 @@ impl<'a, T: Real> Worker<'a, T> {
             of_head: HashMap::new(),
             losses: Vec::new(),
             step: 0,
+            norms: Vec::new(),
         })
     }
 
@@ -129,10 +136,14 @@ impl<'a, T: Real> Worker<'a, T> {
     /// One step; its loss.
     pub fn step(&mut self, pipeline: &Pipeline) -> Result<f64> {
         let loss = self.gradients_of_step(pipeline)?;
+        let groups: Vec<_> = self.parts.iter().map(|(_, group)| group).collect();
+        let norm = global_norm_of_groups(self.mesh, &Host, &groups)?;
+        let factor = clip_factor(norm, self.task.clip)?;
         for (_, group) in &mut self.parts {
-            group.step(&self.task.optimizer(), 1.0)?;
+            group.step(&self.task.optimizer(), factor)?;
         }
         self.step += 1;
+        self.norms.push(norm);
         Ok(loss)
     }
 }
@@ -148,12 +159,33 @@ impl Task {
     }
 }
 
-/// The losses of all steps on a mesh, the same on every rank.
-pub fn losses<T: Real>(comm: &Comm, task: Task, mesh: &[(Axis, usize)]) -> Result<Vec<f64>> {
+/// The losses and the norms of the gradients of all steps on a mesh, the same on every rank. With a folder, it goes on from the newest checkpoint
+/// there, and ends with one.
+pub fn curve<T: Real>(
+    comm: &Comm,
+    task: Task,
+    mesh: &[(Axis, usize)],
+    folder: Option<&Path>,
+) -> Result<Vec<[f64; 2]>> {
     let mesh = Mesh::new(comm, mesh)?;
     let pipeline = task.pipeline(&mesh)?;
     let mut worker = Worker::<T>::new(task, &mesh)?;
-    (0..task.steps).map(|_| worker.step(&pipeline)).collect()
+    let checkpoint = folder.map(|folder| Checkpoint::latest_of_all(comm, folder)).transpose()?.flatten();
+    if let Some(checkpoint) = checkpoint {
+        for (part, group) in &mut worker.parts {
+            checkpoint.load_group(&part.name(), group)?;
+        }
+        worker.step = checkpoint.step() as usize;
+    }
+    let losses = (0..task.steps).map(|_| worker.step(&pipeline)).collect::<Result<Vec<_>>>()?;
+    if let Some(folder) = folder {
+        let mut saver = Saver::new(comm, folder)?;
+        let mut state = State::new();
+        worker.parts.iter().for_each(|(part, group)| state.group(&part.name(), group));
+        saver.save(worker.step as u64, state)?;
+        saver.finish()?;
+    }
+    Ok(losses.into_iter().zip(worker.norms).map(|(loss, norm)| [loss, norm]).collect())
 }
 
 impl<T: Real> Stage<Host, T> for Worker<'_, T> {
