@@ -2,6 +2,7 @@
 
 use phalanx::{Comm, bf16};
 use phalanx_train::device::Host;
+use phalanx_train::mesh::{Axis, Mesh, Placement, Plan};
 use phalanx_train::optimizer::{AdamW, Matrices, Muon, Optimizer, Piece, Sgd};
 use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
 
@@ -307,6 +308,27 @@ fn prefetched_parameters_are_those_that_are_gathered() {
             groups[0].prefetch(&comm).unwrap();
             groups.iter_mut().for_each(|group| group.step(&sgd, 1.0).unwrap());
         }
+    })
+    .unwrap();
+}
+
+#[test]
+fn plans_that_groups_cannot_follow_are_refused() {
+    phalanx::run(2, |comm| {
+        let mesh = Mesh::new(&comm, &[(Axis::Tensor, 2)]).unwrap();
+        let place = |axis, placement| {
+            let plan = Plan::new().rule("w", &[(axis, placement)]);
+            FlatLayout::placed(&plan, mesh.shape(), mesh.rank(), &[("w", [4, 4])])
+        };
+        let error = place(Axis::Shard, Placement::Split(0)).unwrap_err().to_string();
+        assert!(error.contains("\"w\"") && error.contains("divided along Shard themselves"), "{error}");
+        assert!(place(Axis::Tensor, Placement::Partial).is_err());
+        let layout = place(Axis::Tensor, Placement::Split(1)).unwrap();
+        let (shard, initial) = (mesh.comm(Axis::Shard), vec![0.0f32; layout.len()]);
+        let muon = Muon::new(0.1);
+        let group = ShardedGroup::<_, f32, f32>::new(shard, &Host, layout, &initial, &muon);
+        let error = group.unwrap_err().to_string();
+        assert!(error.contains("the plan splits parameter \"w\""), "{error}");
     })
     .unwrap();
 }

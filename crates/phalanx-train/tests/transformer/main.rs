@@ -66,6 +66,7 @@ fn check(mesh: &[(Axis, usize)], curve: &[[f64; 2]], expected: &[[f64; 2]], tole
 /// Trains on one rank and on meshes; the losses of one rank.
 fn curves<T: Real>(task: Task, meshes: &[&[(Axis, usize)]], tolerance: f64) -> Vec<f64> {
     let one = run::<T>(task, &[], None);
+    assert!(one.iter().any(|[_, norm]| *norm > task.clip), "nothing was clipped: {one:?}");
     meshes.iter().for_each(|mesh| check(mesh, &run::<T>(task, mesh, None), &one, tolerance));
     one.into_iter().map(|[loss, _]| loss).collect()
 }
