@@ -123,13 +123,16 @@ impl<D: LowRank, M: Number> PowerSgdHook<D, M> {
         values: &mut D::Buffer<A>,
     ) -> Result<()> {
         let mut matrices = self.lock();
+        // What is no matrix is summed in as few calls as possible: members lie one behind the other.
+        let is_plain = |(name, _): &&(&str, Range<usize>)| !matrices.contains_key(*name);
+        for run in members.chunk_by(|a, b| is_plain(&a) && is_plain(&b)).filter(|run| is_plain(&&run[0])) {
+            let range = run[0].1.start..run[run.len() - 1].1.end;
+            comm.all_reduce_in_place(&mut device.view_mut(values, range), ReduceOp::Sum)?;
+        }
         for (name, range) in members {
+            let Some(power) = matrices.get_mut(*name) else { continue };
             let len = range.len();
             let mut view = device.view_mut(values, range.clone());
-            let Some(power) = matrices.get_mut(*name) else {
-                comm.all_reduce_in_place(&mut view, ReduceOp::Sum)?;
-                continue;
-            };
             // Values and state may have different types; then the values pass through the state's.
             let mut gradient = device.zeros::<M>(len)?;
             let mut gradient = device.view_mut(&mut gradient, 0..len);
