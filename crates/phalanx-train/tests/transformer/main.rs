@@ -11,7 +11,8 @@ mod train;
 
 use math::Real;
 use model::{Part, Sizes};
-use phalanx_train::mesh::{Axis, Mesh};
+use phalanx_train::mesh::{Axis, Mesh, MeshShape};
+use phalanx_train::report::Traffic;
 use std::path::Path;
 use train::{Task, Worker, curve};
 
@@ -86,6 +87,36 @@ fn a_checkpoint_of_one_mesh_goes_on_on_any_other() {
     // Three steps on each mesh, one after the other.
     for (mesh, expected) in MESHES.iter().zip(one.chunks_exact(3)) {
         check(mesh, &run::<f64>(short, mesh, Some(folder.path())), expected, 1e-10);
+    }
+}
+
+#[test]
+fn a_dry_run_makes_the_step_of_any_rank_and_lists_its_gathers() {
+    let task = Task { steps: 1, ..SMALL };
+    for (mesh, rank) in MESHES.iter().flat_map(|mesh| [(*mesh, 0), (*mesh, 5)]) {
+        let (layouts, traffic) = Traffic::of_rank(rank, 8, |comm| {
+            curve::<f64>(&comm, task, mesh, None)?;
+            let mesh = Mesh::new(&comm, mesh)?;
+            let worker = Worker::<f64>::new(task, &mesh)?;
+            Ok(worker.parts.iter().map(|(part, group)| (*part, group.layout().len())).collect::<Vec<_>>())
+        })
+        .unwrap();
+        // A block's parameters are gathered in the forward and in the backward of each micro-batch, the others' in the forward.
+        let times = |part: &Part| if matches!(part, Part::Block(_)) { 2 } else { 1 };
+        let expected: usize = layouts.iter().map(|(part, len)| times(part) * len * 8).sum();
+        let shape = MeshShape::new(mesh).unwrap();
+        let shard = |rank: usize| shape.coordinate(Axis::Shard, rank);
+        // Norms of all ranks and lengths of agreements are a few numbers.
+        let gathers =
+            traffic.lines.iter().filter(|line| line.operation == "all_gather" && line.recv_bytes > 256);
+        let listed: u64 = gathers
+            .map(|line| {
+                let coordinates: Vec<usize> = line.members.iter().map(|member| shard(*member)).collect();
+                assert_eq!(coordinates, (0..shape.size(Axis::Shard)).collect::<Vec<_>>(), "{line:?}");
+                line.times as u64 * line.recv_bytes
+            })
+            .sum();
+        assert_eq!(listed, (task.micro_batches * expected) as u64, "{mesh:?}, rank {rank}:\n{traffic}");
     }
 }
 
