@@ -59,8 +59,8 @@ pub fn run<R: Send>(ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>
 /// # Ok::<(), phalanx::Error>(())
 /// ```
 ///
-/// An operation gives what it would if every other rank held the same data as this one. What only another rank has leaves the output as it
-/// was: a message, or the buffer of another root. The buffers are in host memory. `ranks` may be any number.
+/// An operation gives what it would if every other rank held the same data as this one. What only another rank has is 0: a message, or the
+/// buffer of another root; in place, that buffer stays as it was. The buffers are in host memory. `ranks` may be any number.
 ///
 /// # Errors
 /// [`UsageError::Setting`](crate::UsageError::Setting) if there is no such rank. Within `f`, [`split`](Comm::split), [`shrink`](Comm::shrink) and [`grow`](Comm::grow) are

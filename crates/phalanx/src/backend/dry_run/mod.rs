@@ -1,7 +1,7 @@
 //! The backend of a dry run: one process is rank r of n, the other ranks do not exist, and every operation is listed.
 //!
-//! An operation gives what it would give if every other rank held the same data as this one. What only another rank has (a
-//! message, the buffer of another root) is not known: the output stays as it was.
+//! An operation gives what it would give if every other rank held the same data as this one. What only another rank has (a message, the
+//! buffer of another root) is 0; in place, the buffer stays as it was. So every output is initialised, as after any operation.
 
 use crate::contract::{
     Backend, BackendKind, Blocks, Call, Departure, Direction, DryCall, Operation, OperationId, RankGrid,
@@ -87,9 +87,14 @@ impl DryComm {
                     self.reduce(call, call.send.add(call.blocks.offset(self.rank) * size), own);
                 }
                 Broadcast if is_root => copy_block(call.send, call.recv, own * size),
-                Scatter | ScatterV if is_root => {
-                    let block = call.send.add(call.blocks.offset(self.rank) * size);
-                    copy_block(block, call.recv, own * size);
+                Broadcast => self.unknown(call, 0, own * size),
+                Scatter | ScatterV => {
+                    let offset = call.blocks.offset(self.rank) * size;
+                    if is_root {
+                        copy_block(call.send.add(offset), call.recv, own * size);
+                    } else {
+                        self.unknown(call, offset, own * size);
+                    }
                 }
                 AllGather | AllGatherV => {
                     self.fill_blocks(&call.blocks, call.send, own * size, call.recv, size)
@@ -97,14 +102,30 @@ impl DryComm {
                 Gather | GatherV if is_root => {
                     self.fill_blocks(&call.blocks, call.send, own * size, call.recv, size)
                 }
-                AllToAll | AllToAllV if own > 0 => {
+                AllToAll | AllToAllV => {
                     // In place, the block is overwritten by an earlier one's copy.
                     let block = call.send.add(call.blocks.offset(self.rank) * size);
-                    let block = std::slice::from_raw_parts(block, own * size).to_vec();
+                    let block = if own == 0 {
+                        Vec::new()
+                    } else {
+                        std::slice::from_raw_parts(block, own * size).to_vec()
+                    };
                     self.fill_blocks(&call.recv_blocks, block.as_ptr(), block.len(), call.recv, size);
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Output that only another rank knows: zeros, unless it is at `offset` of the input, in place.
+    ///
+    /// # Safety
+    /// `call.recv` has so many bytes.
+    unsafe fn unknown(&self, call: &Call<'_>, offset: usize, bytes: usize) {
+        // Without a root's data, `send` may be no more than an address.
+        if bytes > 0 && call.recv.cast_const() != call.send.wrapping_add(offset) {
+            // SAFETY: the caller's contract; zero bytes are a number of every element type.
+            unsafe { call.recv.write_bytes(0, bytes) };
         }
     }
 
@@ -125,7 +146,7 @@ impl DryComm {
         unsafe { reducer.run(Targets::new(&[call.recv], false), &sources, &factors, count) };
     }
 
-    /// Puts a block of so many bytes in the place of each rank's block, as far as it goes.
+    /// Puts a block of so many bytes in the place of each rank's block, as far as it goes, and zeros behind it.
     ///
     /// # Safety
     /// `block` has so many bytes, and `to` has all blocks, of elements of `size` bytes. `block` is apart from `to`, or at this rank's place.
@@ -141,7 +162,10 @@ impl DryComm {
         for rank in 0..self.world_size() {
             let len = blocks.len(rank) * size;
             // SAFETY: blocks follow one another in `to`, and no more than this one's bytes are written.
-            unsafe { copy_block(block, to.add(start), len.min(bytes)) };
+            unsafe {
+                copy_block(block, to.add(start), len.min(bytes));
+                to.add(start + len.min(bytes)).write_bytes(0, len.saturating_sub(bytes));
+            }
             start += len;
         }
     }
@@ -196,7 +220,13 @@ impl Backend for DryComm {
         let bytes = transfer.count * transfer.dtype.size();
         let (send_bytes, recv_bytes) = match transfer.direction {
             Direction::Send(_) => (bytes, 0),
-            Direction::Recv(_) => (0, bytes),
+            Direction::Recv(target) => {
+                if bytes > 0 {
+                    // SAFETY: the posted buffer has so many bytes; zero bytes are a number of every element type.
+                    unsafe { target.write_bytes(0, bytes) };
+                }
+                (0, bytes)
+            }
         };
         self.list(DryCall {
             operation: transfer.operation().name(),

@@ -61,9 +61,9 @@ fn each_operation_is_listed_with_its_bytes() {
         assert_eq!(comm.backend(), BackendKind::DryRun);
         program(&comm).unwrap();
         comm.send(&[1u8; 5], 2).unwrap();
-        let mut kept = [7u64; 2];
-        comm.recv(&mut kept, 0).unwrap();
-        assert_eq!(kept, [7; 2]);
+        let mut received = [7u64; 2];
+        comm.recv(&mut received, 0).unwrap();
+        assert_eq!(received, [0; 2]);
     })
     .unwrap();
     let short = |call: &DryCall| (call.operation, call.send_bytes, call.recv_bytes);
@@ -111,4 +111,27 @@ fn what_depends_on_ranks_that_do_not_exist_is_refused() {
     assert!(matches!(chosen, Err(Error::Usage(_))), "{chosen:?}");
     let error = crate::dry_run(2, 2, drop).unwrap_err().to_string();
     assert!(error.contains("below 2"), "{error}");
+}
+
+#[test]
+fn what_only_another_rank_has_is_zero_or_stays_in_place() {
+    crate::dry_run(1, 3, |comm| {
+        let (none, mut out): (&[i32], _) = (&[], [7; 2]);
+        comm.broadcast(none, &mut out, 0).unwrap();
+        assert_eq!(out, [0; 2]);
+        let (mut whole, mut part) = ([7; 6], [7; 2]);
+        comm.scatter(none, &mut part, 2).unwrap();
+        assert_eq!(part, [0; 2]);
+        comm.scatter_in_place(&mut whole, 2).unwrap();
+        comm.broadcast_in_place(&mut whole, 0).unwrap();
+        assert_eq!(whole, [7; 6]);
+        // Blocks that are longer than this rank's.
+        let mut all = [7; 6];
+        comm.all_gather_v(&[5], &mut all, &[3, 1, 2]).unwrap();
+        assert_eq!(all, [5, 0, 0, 5, 5, 0]);
+        let mut all = [7; 3];
+        comm.all_to_all_v(none, &[0; 3], &mut all, &[1, 0, 2]).unwrap();
+        assert_eq!(all, [0; 3]);
+    })
+    .unwrap();
 }
