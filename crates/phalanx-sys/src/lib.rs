@@ -41,5 +41,5 @@ mod search;
 
 pub use environment::is_secure;
 pub use files::{FileSearch, Found};
-pub use library::{Library, MissingFunction, Place};
+pub use library::{Library, MissingFunction, Place, is_loadable};
 pub use search::{Attempt, NotFound, Search};

@@ -88,6 +88,11 @@ pub(crate) fn open(file: &Path, global: bool) -> Result<libloading::Library, Str
     opened.map(Into::into).map_err(|error| describe_error(&error))
 }
 
+/// Whether the loader finds a library of the driver or a toolkit by its bare name. It stays loaded.
+pub fn is_loadable(name: &str) -> bool {
+    open(Path::new(name), false).map(std::mem::forget).is_ok()
+}
+
 /// The loader's message.
 fn describe_error(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)

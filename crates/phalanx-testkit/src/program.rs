@@ -293,6 +293,10 @@ impl Place for Host {
 unsafe impl<T: Number> Source for Memory<T> {
     type Elem = T;
 
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
     fn len(&self) -> usize {
         match self {
             Memory::Private(vec) => vec.len(),

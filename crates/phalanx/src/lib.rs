@@ -132,12 +132,13 @@ pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
+pub use api::shared::SharedComm;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
 #[cfg(feature = "_gpu")]
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;
-pub use buffer::{Owned, Source, Target};
+pub use buffer::{AnySource, AnyTarget, Output, Owned, Source, Target};
 pub use contract::hosts::HostTopology;
 pub use contract::{BackendKind, DryCall, StreamSyncOps};
 #[cfg(feature = "rccl")]
@@ -148,7 +149,7 @@ pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
 pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
-pub use types::dtype::{DType, Element, F8E4M3, F8E5M2, bf16, f16};
+pub use types::dtype::{AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,

@@ -3,7 +3,7 @@
 //! A view holds bytes, so that it is one type for all element types. [`Typed`] is the view as elements.
 
 use phalanx::cudarc::driver::{CudaView, CudaViewMut};
-use phalanx::{Comm, Element, Loan, Result, Source, Stream, Target};
+use phalanx::{Comm, DType, Element, Loan, Result, Source, Stream, Target};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -112,6 +112,11 @@ unsafe impl<T: Element> Source for Typed<&View<'_>, T> {
     type Elem = T;
 
     #[inline]
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    #[inline]
     fn len(&self) -> usize {
         match &self.view.memory {
             Memory::Host(memory) => memory.len() / size_of::<T>(),
@@ -131,6 +136,11 @@ unsafe impl<T: Element> Source for Typed<&View<'_>, T> {
 // SAFETY: as above.
 unsafe impl<T: Element> Source for Typed<&mut ViewMut<'_>, T> {
     type Elem = T;
+
+    #[inline]
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
 
     #[inline]
     fn len(&self) -> usize {

@@ -4,7 +4,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, Error, Loan, ReduceOp, Source, Stream, Target};
+use phalanx::{Comm, DType, Error, Loan, ReduceOp, Source, Stream, Target};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
@@ -156,6 +156,10 @@ impl Place for Gpu {
 // SAFETY: what holds for either holds for both.
 unsafe impl<T: Number> Source for Buffer<T> {
     type Elem = T;
+
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
 
     fn len(&self) -> usize {
         match self {

@@ -337,16 +337,17 @@ impl<T: Number> Call<'_, T> {
         let Call { comm, cell, .. } = *self;
         // A buffer that a rank does not need may be there or not.
         let absent = comm.rank() != cell.root && cell.number.is_multiple_of(2);
+        let mut nothing: [T; 0] = [];
         match self.operation {
             AllReduce => comm.all_reduce(send, recv, self.reduction()),
             Broadcast if absent => comm.broadcast(&[][..], recv, cell.root),
             Broadcast => comm.broadcast(send, recv, cell.root),
-            Reduce if absent => comm.reduce(send, &mut [][..], self.reduction(), cell.root),
+            Reduce if absent => comm.reduce(send, &mut nothing[..], self.reduction(), cell.root),
             Reduce => comm.reduce(send, recv, self.reduction(), cell.root),
             AllGather => comm.all_gather(send, recv),
             ReduceScatter => comm.reduce_scatter(send, recv, self.reduction()),
             AllToAll => comm.all_to_all(send, recv),
-            Gather if absent => comm.gather(send, &mut [][..], cell.root),
+            Gather if absent => comm.gather(send, &mut nothing[..], cell.root),
             Gather => comm.gather(send, recv, cell.root),
             Scatter if absent => comm.scatter(&[][..], recv, cell.root),
             Scatter => comm.scatter(send, recv, cell.root),

@@ -111,7 +111,7 @@ impl Block {
 }
 
 /// Part `index` of `parts` of a range: the first ones have one more where it does not divide.
-pub(crate) fn part(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
+pub fn part(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
     let (each, more) = (range.len() / parts, range.len() % parts);
     let start = range.start + index * each + index.min(more);
     start..start + each + usize::from(index < more)

@@ -37,7 +37,7 @@ pub(crate) mod layout;
 mod plan;
 
 pub use init::Init;
-pub use layout::{Block, Layout, Placement};
+pub use layout::{Block, Layout, Placement, part};
 pub use plan::{Plan, Unmatched};
 
 use crate::{Error, Result};

@@ -3,7 +3,7 @@
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
 use crate::contract::{Blocks, Call, Operation, RankGrid, Shape};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, ElementType};
 use crate::types::error::{Result, UsageError};
 use crate::types::op::Reduction;
 
@@ -299,28 +299,41 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub(crate) fn reducing<T>(self, reduction: impl Into<Reduction<T>>) -> Call<'a>
     where
-        T: Element,
+        T: ElementType,
     {
         Call { reduction: reduction.into().into(), ..self }
     }
 
+    /// Adds the elements' type, which both buffers have.
+    #[inline(always)]
+    pub(crate) fn of_types(self, send: DType, recv: DType) -> Result<Call<'a>> {
+        same_type(self.operation.name(), send, recv)?;
+        Ok(Call { dtype: send, ..self })
+    }
+
     /// Adds the buffers.
     #[inline(always)]
-    pub(crate) fn between<T: Element>(self, send: &Loan<'_>, recv: &Loan<'_>, stream: &Stream) -> Call<'a> {
-        Call { dtype: T::DTYPE, stream: stream.raw(), ..self }.with_buffers(send.span(), recv.span())
+    pub(crate) fn between(self, send: &Loan<'_>, recv: &Loan<'_>, stream: &Stream) -> Call<'a> {
+        Call { stream: stream.raw(), ..self }.with_buffers(send.span(), recv.span())
     }
 
     /// Adds the one buffer of an in-place call: the smaller of send and recv is `rank`'s block in the larger.
     #[inline(always)]
-    pub(crate) fn inside<T: Element>(self, buffer: &Loan<'_>, stream: &Stream, rank: usize) -> Call<'a> {
+    pub(crate) fn inside(self, buffer: &Loan<'_>, stream: &Stream, rank: usize) -> Call<'a> {
         use Operation::*;
         let whole = buffer.span();
-        let own = || whole.at(self.blocks.offset(rank) * size_of::<T>());
+        let own = || whole.at(self.blocks.offset(rank) * self.dtype.size());
         let (send, recv) = match self.operation {
             AllGather | Gather | AllGatherV | GatherV => (own(), whole),
             ReduceScatter | Scatter | ReduceScatterV | ScatterV => (whole, own()),
             _ => (whole, whole),
         };
-        Call { dtype: T::DTYPE, stream: stream.raw(), ..self }.with_buffers(send, recv)
+        Call { stream: stream.raw(), ..self }.with_buffers(send, recv)
     }
+}
+
+/// An error for buffers of two types, which only buffers of [`AnyElement`](crate::AnyElement) can have.
+#[inline(always)]
+pub(crate) fn same_type(operation: &'static str, send: DType, recv: DType) -> Result<()> {
+    if send == recv { Ok(()) } else { Err(UsageError::Types { operation, send, recv }.into()) }
 }

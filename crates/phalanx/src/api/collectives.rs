@@ -1,11 +1,11 @@
-//! The collectives of [`Comm`] and of [`CommGroup`]: one table, from which both have their methods.
+//! The collectives of [`Comm`], of [`CommGroup`] and of `SharedComm`: one table, from which all have their methods.
 //!
 //! A new collective is a row here and a check in `checks.rs`. The `start_…` methods (`request/`) own their buffers and the methods of
 //! [`RawCommunicator`](crate::RawCommunicator) have none, so both are written by hand.
 
 use super::comm::Comm;
 use super::group::CommGroup;
-use crate::buffer::{Source, Target};
+use crate::buffer::{Output, Source, Target};
 use crate::contract::{Call, Operation};
 use crate::types::error::Result;
 use crate::types::op::Reduction;
@@ -31,7 +31,7 @@ macro_rules! collectives {
             /// # }
             /// ```
             all_reduce<S, R>(send, recv, op) |comm|
-                comm.out_of_place(comm.shape().all_reduce(send.len(), recv.len())?.reducing(op), send, recv);
+                comm.out_of_place(comm.shape().all_reduce(send.len(), recv.output_len())?.reducing(op), send, recv);
 
             /// [`all_reduce`](Comm::all_reduce) of one buffer.
             all_reduce_in_place<R>(buf, op) |comm|
@@ -42,7 +42,7 @@ macro_rules! collectives {
             /// `recv` has the same length on every rank; `send` is read at the root only, where it has that length
             /// too (others may pass `&[]`). `ncclBroadcast`, `MPI_Bcast`.
             broadcast<S, R>(send, recv, root) |comm|
-                comm.out_of_place(comm.shape().broadcast(send.len(), recv.len(), root)?, send, recv);
+                comm.out_of_place(comm.shape().broadcast(send.len(), recv.output_len(), root)?, send, recv);
 
             /// [`broadcast`](Comm::broadcast) of one buffer: read at the root, written elsewhere.
             broadcast_in_place<R>(buf, root) |comm|
@@ -53,7 +53,7 @@ macro_rules! collectives {
             /// `recv` is used at the root only, where `recv.len() == send.len()` (others may pass `&mut []`).
             /// `ncclReduce`, `MPI_Reduce`.
             reduce<S, R>(send, recv, op, root) |comm|
-                comm.out_of_place(comm.shape().reduce(send.len(), recv.len(), root)?.reducing(op), send, recv);
+                comm.out_of_place(comm.shape().reduce(send.len(), recv.output_len(), root)?.reducing(op), send, recv);
 
             /// [`reduce`](Comm::reduce) of one buffer, which is written at the root only.
             reduce_in_place<R>(buf, op, root) |comm|
@@ -63,7 +63,7 @@ macro_rules! collectives {
             ///
             /// `recv.len() == world_size × send.len()`. `ncclAllGather`, `MPI_Allgather`.
             all_gather<S, R>(send, recv) |comm|
-                comm.out_of_place(comm.shape().all_gather(send.len(), recv.len())?, send, recv);
+                comm.out_of_place(comm.shape().all_gather(send.len(), recv.output_len())?, send, recv);
 
             /// [`all_gather`](Comm::all_gather) with this rank's block already at `rank × len / world_size`.
             all_gather_in_place<R>(buf) |comm|
@@ -74,7 +74,7 @@ macro_rules! collectives {
             /// `counts` has every rank's length, the same list on every rank; `send.len() == counts[rank]`,
             /// `recv.len()` is their sum. `MPI_Allgatherv`.
             all_gather_v<S, R>(send, recv, counts) |comm|
-                comm.out_of_place(comm.shape().all_gather_v(send.len(), recv.len(), counts)?, send, recv);
+                comm.out_of_place(comm.shape().all_gather_v(send.len(), recv.output_len(), counts)?, send, recv);
 
             /// [`all_gather_v`](Comm::all_gather_v) of one buffer, whose length is the sum of the counts, with this rank's block already at its
             /// place.
@@ -85,7 +85,7 @@ macro_rules! collectives {
             ///
             /// `send.len() == world_size × recv.len()`. `ncclReduceScatter`, `MPI_Reduce_scatter_block`.
             reduce_scatter<S, R>(send, recv, op) |comm|
-                comm.out_of_place(comm.shape().reduce_scatter(send.len(), recv.len())?.reducing(op), send, recv);
+                comm.out_of_place(comm.shape().reduce_scatter(send.len(), recv.output_len())?.reducing(op), send, recv);
 
             /// [`reduce_scatter`](Comm::reduce_scatter) of one buffer. The result is in this rank's block, at
             /// `rank × len / world_size`; the other blocks keep what they held.
@@ -97,7 +97,7 @@ macro_rules! collectives {
             /// `counts` has every rank's length, the same list on every rank; `recv.len() == counts[rank]`,
             /// `send.len()` is their sum. `MPI_Reduce_scatter`.
             reduce_scatter_v<S, R>(send, recv, counts, op) |comm|
-                comm.out_of_place(comm.shape().reduce_scatter_v(send.len(), recv.len(), counts)?.reducing(op), send, recv);
+                comm.out_of_place(comm.shape().reduce_scatter_v(send.len(), recv.output_len(), counts)?.reducing(op), send, recv);
 
             /// [`reduce_scatter_v`](Comm::reduce_scatter_v) of one buffer, whose length is the sum of the counts. The result is in this
             /// rank's block; the other blocks keep what they held.
@@ -108,7 +108,7 @@ macro_rules! collectives {
             ///
             /// `send.len() == recv.len()`, a multiple of the number of ranks. `ncclAlltoAll`, `MPI_Alltoall`.
             all_to_all<S, R>(send, recv) |comm|
-                comm.out_of_place(comm.shape().all_to_all(send.len(), recv.len())?, send, recv);
+                comm.out_of_place(comm.shape().all_to_all(send.len(), recv.output_len())?, send, recv);
 
             /// [`all_to_all`](Comm::all_to_all) of one buffer.
             all_to_all_in_place<R>(buf) |comm|
@@ -119,7 +119,7 @@ macro_rules! collectives {
             /// `send_counts[j]` elements go to rank `j`, and `recv_counts[i]` come from rank `i`. The latter must equal rank `i`'s
             /// `send_counts` for this rank. `MPI_Alltoallv`.
             all_to_all_v<S, R>(send, send_counts, recv, recv_counts) |comm|
-                comm.out_of_place(comm.shape().all_to_all_v(send.len(), send_counts, recv.len(), recv_counts)?, send, recv);
+                comm.out_of_place(comm.shape().all_to_all_v(send.len(), send_counts, recv.output_len(), recv_counts)?, send, recv);
 
             /// [`all_to_all_v`](Comm::all_to_all_v) of one buffer, whose length is the sum of the counts. The block from rank `p` replaces
             /// the block for rank `p`, so both have `counts[p]` elements.
@@ -135,7 +135,7 @@ macro_rules! collectives {
             /// `recv` is used at the root only, where `recv.len() == world_size × send.len()` (others may pass
             /// `&mut []`). `ncclGather`, `MPI_Gather`.
             gather<S, R>(send, recv, root) |comm|
-                comm.out_of_place(comm.shape().gather(send.len(), recv.len(), root)?, send, recv);
+                comm.out_of_place(comm.shape().gather(send.len(), recv.output_len(), root)?, send, recv);
 
             /// [`gather`](Comm::gather) of one buffer, as long on every rank as at the root, with this rank's block
             /// at `rank × len / world_size`. Written at the root only.
@@ -145,7 +145,7 @@ macro_rules! collectives {
             /// [`gather`](Comm::gather) of blocks of different lengths: `counts` as in
             /// [`all_gather_v`](Comm::all_gather_v), the same list on every rank. `MPI_Gatherv`.
             gather_v<S, R>(send, recv, counts, root) |comm|
-                comm.out_of_place(comm.shape().gather_v(send.len(), recv.len(), counts, root)?, send, recv);
+                comm.out_of_place(comm.shape().gather_v(send.len(), recv.output_len(), counts, root)?, send, recv);
 
             /// [`gather_v`](Comm::gather_v) of one buffer, whose length is the sum of the counts on every rank as at the root, with this rank's
             /// block at its place. Written at the root only.
@@ -157,7 +157,7 @@ macro_rules! collectives {
             /// `send` is read at the root only, where `send.len() == world_size × recv.len()` (others may pass
             /// `&[]`). `ncclScatter`, `MPI_Scatter`.
             scatter<S, R>(send, recv, root) |comm|
-                comm.out_of_place(comm.shape().scatter(send.len(), recv.len(), root)?, send, recv);
+                comm.out_of_place(comm.shape().scatter(send.len(), recv.output_len(), root)?, send, recv);
 
             /// [`scatter`](Comm::scatter) of one buffer, as long on every rank as at the root; this rank's block
             /// is written at `rank × len / world_size`.
@@ -167,7 +167,7 @@ macro_rules! collectives {
             /// [`scatter`](Comm::scatter) of blocks of different lengths: `counts` as in
             /// [`reduce_scatter_v`](Comm::reduce_scatter_v), the same list on every rank. `MPI_Scatterv`.
             scatter_v<S, R>(send, counts, recv, root) |comm|
-                comm.out_of_place(comm.shape().scatter_v(send.len(), recv.len(), counts, root)?, send, recv);
+                comm.out_of_place(comm.shape().scatter_v(send.len(), recv.output_len(), counts, root)?, send, recv);
 
             /// [`scatter_v`](Comm::scatter_v) of one buffer, whose length is the sum of the counts on every rank as at the root; this rank's block
             /// is written at its place, and the rest of its buffer stays as it was.
@@ -176,6 +176,8 @@ macro_rules! collectives {
         }
     };
 }
+
+pub(super) use collectives;
 
 macro_rules! methods_of_comm {
     ($($(#[$doc:meta])* $name:ident<$($generic:ident),+>($($arg:ident),+) |$comm:ident| $run:expr;)+) => {
@@ -203,7 +205,7 @@ macro_rules! methods_of_comm {
         pub fn $name<S, R>(&self, $($arg: methods_of_comm!(@type $arg)),+) -> Result<()>
         where
             S: Source + ?Sized,
-            R: Target<Elem = S::Elem> + ?Sized,
+            R: Output<Elem = S::Elem> + ?Sized,
         {
             let $comm = self;
             $run
@@ -241,7 +243,7 @@ macro_rules! methods_of_group {
         pub fn $name<S, R>(&mut self, $($arg: methods_of_group!(@type $arg)),+) -> Result<()>
         where
             S: Source + ?Sized,
-            R: Target<Elem = S::Elem> + ?Sized,
+            R: Output<Elem = S::Elem> + ?Sized,
         {
             let $comm = self;
             $run
@@ -274,15 +276,17 @@ impl Comm {
     fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
     where
         S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
+        R: Output<Elem = S::Elem> + ?Sized,
     {
-        let (send, recv) = (send.lend(&self.stream)?, recv.lend_mut(&self.stream)?);
-        self.run_call(&call.between::<S::Elem>(&send, &recv, &self.stream).configured(&self.stream))
+        let call = call.of_types(send.dtype(), recv.output_dtype())?;
+        let (send, recv) = (send.lend(&self.stream)?, recv.lend_output(&self.stream)?);
+        self.run_call(&call.between(&send, &recv, &self.stream).configured(&self.stream))
     }
 
     #[inline(always)]
     fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
+        let call = Call { dtype: buf.dtype(), ..call };
         let loan = buf.lend_mut(&self.stream)?;
-        self.run_call(&call.inside::<R::Elem>(&loan, &self.stream, self.rank()).configured(&self.stream))
+        self.run_call(&call.inside(&loan, &self.stream, self.rank()).configured(&self.stream))
     }
 }

@@ -129,6 +129,11 @@ impl Comm {
         View::of(self, self.stream.clone(), Some(timeout))
     }
 
+    /// This communicator with this stream and this deadline.
+    pub(crate) fn view(&self, stream: Stream, deadline: Option<Duration>) -> View<'_> {
+        View::of(self, stream, deadline)
+    }
+
     /// Applies the view's deadline to this thread's waits while the value lives.
     #[inline]
     pub(crate) fn limited(&self) -> Option<Limited> {

@@ -8,7 +8,7 @@
 use super::comm::Comm;
 use super::p2p::{receiving, sending, wait_all};
 use crate::buffer::loan::Loan;
-use crate::buffer::{Source, Target};
+use crate::buffer::{Output, Source, Target};
 #[cfg(feature = "_gpu")]
 use crate::contract::Direction;
 use crate::contract::{Backend, Call, Shape, Transfer};
@@ -220,19 +220,21 @@ impl<'env> CommGroup<'_, 'env> {
     ) -> Result<()>
     where
         S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
+        R: Output<Elem = S::Elem> + ?Sized,
     {
         let stream = &self.comm.stream;
-        let (send, recv) = (send.lend(stream)?, recv.lend_mut(stream)?);
-        let call = call.between::<S::Elem>(&send, &recv, stream).configured(stream);
+        let call = call.of_types(send.dtype(), recv.output_dtype())?;
+        let (send, recv) = (send.lend(stream)?, recv.lend_output(stream)?);
+        let call = call.between(&send, &recv, stream).configured(stream);
         self.push(call, [send, recv]);
         Ok(())
     }
 
     pub(super) fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
         let stream = &self.comm.stream;
+        let call = Call { dtype: buf.dtype(), ..call };
         let loan = buf.lend_mut(stream)?;
-        let call = call.inside::<R::Elem>(&loan, stream, self.comm.rank()).configured(stream);
+        let call = call.inside(&loan, stream, self.comm.rank()).configured(stream);
         self.push(call, [loan]);
         Ok(())
     }
@@ -243,7 +245,7 @@ impl<'env> CommGroup<'_, 'env> {
     }
 
     /// See [`Comm::recv`].
-    pub fn recv<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize) -> Result<()> {
+    pub fn recv<R: Output + ?Sized>(&mut self, buf: &'env mut R, peer: usize) -> Result<()> {
         self.recv_tagged(buf, peer, 0)
     }
 
@@ -252,17 +254,17 @@ impl<'env> CommGroup<'_, 'env> {
         self.comm.shape().check_rank("send", "peer", peer)?;
         let stream = &self.comm.stream;
         let loan = buf.lend(stream)?;
-        self.group.transfers.push((self.comm, sending::<S::Elem>(buf.len(), &loan, stream, peer, tag)));
+        self.group.transfers.push((self.comm, sending(buf.dtype(), buf.len(), &loan, stream, peer, tag)));
         self.group.loans.push(loan);
         Ok(())
     }
 
     /// See [`Comm::recv_tagged`].
-    pub fn recv_tagged<R: Target + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
+    pub fn recv_tagged<R: Output + ?Sized>(&mut self, buf: &'env mut R, peer: usize, tag: u32) -> Result<()> {
         self.comm.shape().check_rank("recv", "peer", peer)?;
-        let (stream, count) = (&self.comm.stream, buf.len());
-        let loan = buf.lend_mut(stream)?;
-        self.group.transfers.push((self.comm, receiving::<R::Elem>(count, &loan, stream, peer, tag)));
+        let (stream, dtype, count) = (&self.comm.stream, buf.output_dtype(), buf.output_len());
+        let loan = buf.lend_output(stream)?;
+        self.group.transfers.push((self.comm, receiving(dtype, count, &loan, stream, peer, tag)));
         self.group.loans.push(loan);
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
 //! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
 //! | `p2p.rs`, `group.rs` | messages; operations that start together |
+//! | `shared.rs` | a communicator for several threads |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
 //! | `recorded.rs` | operations as the flight recorder sees them |
@@ -32,3 +33,4 @@ pub(crate) mod p2p;
 pub(crate) mod raw;
 mod recorded;
 pub(crate) mod request;
+pub(crate) mod shared;

@@ -1,16 +1,18 @@
 //! Messages from one rank to another.
 
+use super::checks::same_type;
 use super::comm::Comm;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::buffer::{Source, Target};
+use crate::buffer::{Output, Source};
 use crate::contract::{Direction, Transfer};
-use crate::types::dtype::Element;
+use crate::types::dtype::DType;
 use crate::types::error::{Result, UsageError};
 use crate::watch::Posted;
 
 /// The transfer that sends a borrowed buffer.
-pub(crate) fn sending<T: Element>(
+pub(crate) fn sending(
+    dtype: DType,
     count: usize,
     loan: &Loan<'_>,
     stream: &Stream,
@@ -19,11 +21,12 @@ pub(crate) fn sending<T: Element>(
 ) -> Transfer {
     let span = loan.span();
     let direction = Direction::Send(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.raw() }
+    Transfer { direction, peer, tag, dtype, count, space: span.space, stream: stream.raw() }
 }
 
 /// The transfer that receives into a borrowed buffer.
-pub(crate) fn receiving<T: Element>(
+pub(crate) fn receiving(
+    dtype: DType,
     count: usize,
     loan: &Loan<'_>,
     stream: &Stream,
@@ -32,7 +35,7 @@ pub(crate) fn receiving<T: Element>(
 ) -> Transfer {
     let span = loan.span();
     let direction = Direction::Recv(span.start);
-    Transfer { direction, peer, tag, dtype: T::DTYPE, count, space: span.space, stream: stream.raw() }
+    Transfer { direction, peer, tag, dtype, count, space: span.space, stream: stream.raw() }
 }
 
 /// Waits for all messages, even if some fail; answers the first error. The other communicators' messages advance during each
@@ -76,7 +79,7 @@ impl Comm {
     }
 
     /// Receives a buffer from a peer. `ncclRecv`, `MPI_Recv`.
-    pub fn recv<R: Target + ?Sized>(&self, buf: &mut R, peer: usize) -> Result<()> {
+    pub fn recv<R: Output + ?Sized>(&self, buf: &mut R, peer: usize) -> Result<()> {
         self.recv_tagged(buf, peer, 0)
     }
 
@@ -85,16 +88,16 @@ impl Comm {
         self.check_other("send", peer)?;
         let loan = buf.lend(&self.stream)?;
         // SAFETY: the buffer is borrowed until this returns.
-        unsafe { self.transfer(sending::<S::Elem>(buf.len(), &loan, &self.stream, peer, tag)) }
+        unsafe { self.transfer(sending(buf.dtype(), buf.len(), &loan, &self.stream, peer, tag)) }
     }
 
     /// [`recv`](Comm::recv) with a tag.
-    pub fn recv_tagged<R: Target + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
+    pub fn recv_tagged<R: Output + ?Sized>(&self, buf: &mut R, peer: usize, tag: u32) -> Result<()> {
         self.shape().check_rank("recv", "peer", peer)?;
-        let count = buf.len();
-        let loan = buf.lend_mut(&self.stream)?;
+        let (dtype, count) = (buf.output_dtype(), buf.output_len());
+        let loan = buf.lend_output(&self.stream)?;
         // SAFETY: the buffer is borrowed until this returns.
-        unsafe { self.transfer(receiving::<R::Elem>(count, &loan, &self.stream, peer, tag)) }
+        unsafe { self.transfer(receiving(dtype, count, &loan, &self.stream, peer, tag)) }
     }
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
@@ -102,7 +105,7 @@ impl Comm {
     pub fn send_recv<S, R>(&self, send: &S, dest: usize, recv: &mut R, source: usize) -> Result<()>
     where
         S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
+        R: Output<Elem = S::Elem> + ?Sized,
     {
         self.send_recv_tagged(send, dest, recv, source, 0)
     }
@@ -118,14 +121,15 @@ impl Comm {
     ) -> Result<()>
     where
         S: Source + ?Sized,
-        R: Target<Elem = S::Elem> + ?Sized,
+        R: Output<Elem = S::Elem> + ?Sized,
     {
         self.shape().check_rank("send_recv", "destination", dest)?;
         self.shape().check_rank("send_recv", "source", source)?;
-        let (count, expected) = (send.len(), recv.len());
-        let (send, recv) = (send.lend(&self.stream)?, recv.lend_mut(&self.stream)?);
-        let receive = receiving::<S::Elem>(expected, &recv, &self.stream, source, tag);
-        let send = sending::<S::Elem>(count, &send, &self.stream, dest, tag);
+        let (dtype, count, expected) = (send.dtype(), send.len(), recv.output_len());
+        same_type("send_recv", dtype, recv.output_dtype())?;
+        let (send, recv) = (send.lend(&self.stream)?, recv.lend_output(&self.stream)?);
+        let receive = receiving(dtype, expected, &recv, &self.stream, source, tag);
+        let send = sending(dtype, count, &send, &self.stream, dest, tag);
         // SAFETY: both buffers are borrowed until both transfers are settled, below.
         let [received, sent] = unsafe { self.post_both([receive, send]) };
         let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));

@@ -9,7 +9,7 @@
 use super::loan::Loan;
 use super::stream::Stream;
 use super::{Source, Target};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
@@ -281,6 +281,10 @@ macro_rules! device_memory {
         // SAFETY: device memory of `len` elements, borrowed; the plan orders what comes later behind the operation.
         unsafe impl<T: Element> Source for $ty {
             type Elem = T;
+            #[inline]
+            fn dtype(&self) -> DType {
+                T::DTYPE
+            }
             #[inline]
             fn len(&self) -> usize {
                 DeviceSlice::len(self)

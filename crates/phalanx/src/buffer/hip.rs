@@ -4,7 +4,7 @@ use super::loan::Loan;
 use super::stream::Stream;
 use super::{Source, Target};
 use crate::gpu::hip::{HipSource, HipTarget, Slice, Stream as HipStream, View, ViewMut};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::{Result, UsageError};
 
 /// The HIP stream of `stream`, or the error for another kind.
@@ -30,6 +30,10 @@ macro_rules! device_memory {
         // the stream.
         unsafe impl<T: Element> Source for $ty {
             type Elem = T;
+            #[inline]
+            fn dtype(&self) -> DType {
+                T::DTYPE
+            }
             #[inline]
             fn len(&self) -> usize {
                 <$ty>::len(self)

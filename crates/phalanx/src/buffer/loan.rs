@@ -83,6 +83,13 @@ impl<'a> Loan<'a> {
         self.registration
     }
 
+    /// The memory from so many bytes on.
+    #[inline]
+    pub(super) fn at(mut self, bytes: usize) -> Loan<'a> {
+        self.span = self.span.at(bytes);
+        self
+    }
+
     #[inline]
     pub(crate) fn span(&self) -> Span {
         self.span

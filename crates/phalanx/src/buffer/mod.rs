@@ -1,5 +1,6 @@
 //! Buffers: what an operation reads from and writes to.
 
+mod any;
 #[cfg(feature = "_gpu")]
 pub(crate) mod collective_config;
 #[cfg(feature = "cuda")]
@@ -10,11 +11,14 @@ pub(crate) mod host;
 pub(crate) mod loan;
 pub(crate) mod stream;
 
+pub use any::{AnySource, AnyTarget};
+
 use crate::buffer::host::HostBuffer;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element, ElementType};
 use crate::types::error::Result;
+use std::mem::MaybeUninit;
 
 /// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
 /// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
@@ -31,7 +35,9 @@ use crate::types::error::Result;
 )]
 pub unsafe trait Source {
     /// The type of the elements.
-    type Elem: Element;
+    type Elem: ElementType;
+    /// The type of the elements, as a value.
+    fn dtype(&self) -> DType;
     /// Number of elements.
     fn len(&self) -> usize;
     /// Whether there are none.
@@ -59,11 +65,87 @@ pub unsafe trait Target: Source {
     fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
+/// Memory that an operation only writes: every [`Target`], and host memory that is not initialised yet
+/// (`[MaybeUninit<T>]`, or `Vec::spare_capacity_mut`).
+///
+/// After a successful operation every element is initialised that the operation gives this rank: for `gather` at the root
+/// only, for example.
+///
+/// ```
+/// # fn main() -> phalanx::Result<()> {
+/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+///     let mut all: Vec<u32> = Vec::with_capacity(2);
+///     comm.all_gather(&[comm.rank() as u32], &mut all.spare_capacity_mut()[..2])?;
+///     // SAFETY: all_gather has written both elements.
+///     unsafe { all.set_len(2) };
+///     assert_eq!(all, [0, 1]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Safety
+/// As for [`Target`], but the elements need not be initialised.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a buffer that can be written",
+    label = "not a mutable slice, an array, a vector or other memory of elements",
+    note = "pass `&mut` of the elements themselves; one value is a buffer as `std::slice::from_mut(&mut value)`"
+)]
+pub unsafe trait Output {
+    /// The type of the elements.
+    type Elem: ElementType;
+    /// The type of the elements, as a value.
+    fn output_dtype(&self) -> DType;
+    /// Number of elements.
+    fn output_len(&self) -> usize;
+    /// Lends the elements to an operation on a stream, for writing.
+    fn lend_output<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
+}
+
+// SAFETY: a target is more.
+unsafe impl<B: Target + ?Sized> Output for B {
+    type Elem = B::Elem;
+    #[inline]
+    fn output_dtype(&self) -> DType {
+        self.dtype()
+    }
+    #[inline]
+    fn output_len(&self) -> usize {
+        self.len()
+    }
+    #[inline]
+    fn lend_output<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>> {
+        self.lend_mut(stream)
+    }
+}
+
+// SAFETY: a slice's elements do not move while it is borrowed, and `&mut self` is exclusive.
+unsafe impl<T: Element> Output for [MaybeUninit<T>] {
+    type Elem = T;
+    #[inline]
+    fn output_dtype(&self) -> DType {
+        T::DTYPE
+    }
+    #[inline]
+    fn output_len(&self) -> usize {
+        self.len()
+    }
+    #[inline]
+    fn lend_output<'a>(&'a mut self, _stream: &'a Stream) -> Result<Loan<'a>> {
+        Ok(Loan::host(self.as_mut_ptr().cast()))
+    }
+}
+
 macro_rules! slice_like {
     ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
         // SAFETY: a slice's elements are initialised and do not move while it is borrowed.
         unsafe impl<$($generics)*> Source for $ty {
             type Elem = T;
+            #[inline]
+            fn dtype(&self) -> DType {
+                T::DTYPE
+            }
             #[inline]
             fn len(&self) -> usize {
                 <[T]>::len(self)
@@ -95,6 +177,10 @@ slice_like! {
 unsafe impl<B: Source + ?Sized> Source for &B {
     type Elem = B::Elem;
     #[inline]
+    fn dtype(&self) -> DType {
+        (**self).dtype()
+    }
+    #[inline]
     fn len(&self) -> usize {
         (**self).len()
     }
@@ -107,6 +193,10 @@ unsafe impl<B: Source + ?Sized> Source for &B {
 // SAFETY: forwards to the buffer behind the reference.
 unsafe impl<B: Source + ?Sized> Source for &mut B {
     type Elem = B::Elem;
+    #[inline]
+    fn dtype(&self) -> DType {
+        (**self).dtype()
+    }
     #[inline]
     fn len(&self) -> usize {
         (**self).len()

@@ -2,10 +2,13 @@
 
 use crate::types::error::{Error, LibraryError, Result, UnsupportedError};
 use crate::types::memory::GpuId;
-use cudarc::driver::{CudaContext, DriverError, result, sys};
-use phalanx_sys::{Library, cuda};
+use cudarc::driver::{CudaContext, DriverError, result};
+use phalanx_sys::{Library, cuda, is_loadable};
 use std::ffi::CStr;
 use std::sync::OnceLock;
+
+/// Names by which cudarc finds the driver. (cudarc's own check is not there in all of its loading modes.)
+const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// Loads the CUDA driver, under a name by which cudarc finds it too. It stays loaded.
 ///
@@ -28,8 +31,7 @@ pub(crate) fn driver() -> Result<&'static Library> {
     if !found.has(c"cuInit") {
         return Err(refused("it has no cuInit"));
     }
-    // SAFETY: loads libraries of the driver's names, of which one is loaded already or there is none.
-    if !unsafe { sys::is_culib_present() } {
+    if !NAMES.iter().any(|name| is_loadable(name)) {
         return Err(refused("its name (SONAME) is not libcuda.so.1"));
     }
     Ok(DRIVER.get_or_init(|| found))

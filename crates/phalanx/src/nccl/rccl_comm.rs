@@ -109,9 +109,10 @@ impl<'a> Rccl<'a> {
         let library = communicator.library;
         library.need(library.ncclAllReduceWithBias, "ncclAllReduceWithBias")?;
         let call = self.comm.shape().all_reduce(send.len(), recv.len())?.reducing::<S::Elem>(op);
+        let call = call.of_types(send.dtype(), recv.dtype())?;
         let (send, recv) = (send.lend(self.stream)?, recv.lend_mut(self.stream)?);
         let bias = bias.lend(self.stream)?;
-        let call = call.between::<S::Elem>(&send, &recv, self.stream);
+        let call = call.between(&send, &recv, self.stream);
         let [send_space, recv_space] = call.spaces;
         check_on_device(
             &[bias.span().space, send_space, recv_space],

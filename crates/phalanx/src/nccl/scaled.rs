@@ -42,9 +42,10 @@ impl<'a> Scaled<'a> {
             let (buffer, rule) = ("factor", "one factor");
             return Err(UsageError::Length { operation, buffer, actual, expected, rule }.into());
         }
+        let call = call.of_types(send.dtype(), recv.dtype())?;
         let stream = &comm.stream;
         let (send, recv, factor) = (send.lend(stream)?, recv.lend_mut(stream)?, factor.lend(stream)?);
-        let call = call.between::<S::Elem>(&send, &recv, stream).configured(stream);
+        let call = call.between(&send, &recv, stream).configured(stream);
         let gets_nothing = call.operation == Operation::Reduce && call.root != comm.rank();
         let [send_space, recv_space] = call.spaces;
         check_on_device(

@@ -123,14 +123,26 @@ mod sealed {
     note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before",
     note = "a struct: send each field in a buffer of its own, or its bytes as u8 (as `bytemuck` or `serde` give them)"
 )]
-pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
+pub trait Element: ElementType + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
     /// This type as a value.
     const DTYPE: DType;
 }
 
+/// What a buffer's elements are: an [`Element`], or [`AnyElement`] where only a [`DType`] value says it. Sealed.
+pub trait ElementType: sealed::Sealed + 'static {}
+
+/// Stands for the elements of a buffer whose type is known at run time only, such as
+/// [`AnySource`](crate::AnySource).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum AnyElement {}
+
+impl sealed::Sealed for AnyElement {}
+impl ElementType for AnyElement {}
+
 macro_rules! elements {
     ($($ty:ty => $dtype:ident),* $(,)?) => {$(
         impl sealed::Sealed for $ty {}
+        impl ElementType for $ty {}
         impl Element for $ty {
             const DTYPE: DType = DType::$dtype;
         }

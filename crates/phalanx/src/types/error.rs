@@ -13,6 +13,7 @@
 //!
 //! `Debug` writes the same text as `Display`, since `unwrap` and a `main` that returns an error print that.
 
+use super::dtype::DType;
 use phalanx_sys::{MissingFunction, NotFound};
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -238,6 +239,18 @@ pub enum UsageError {
         /// Where the number comes from.
         rule: &'static str,
     },
+    /// The buffers of one call have elements of different types.
+    #[error(
+        "{operation}: the send buffer has elements of type {send}, the recv buffer of type {recv}; they must be the same"
+    )]
+    Types {
+        /// The operation.
+        operation: &'static str,
+        /// Type of the send buffer's elements.
+        send: DType,
+        /// Type of the recv buffer's elements.
+        recv: DType,
+    },
     /// A length that must be a multiple of the number of ranks is not.
     #[error(
         "{operation}: the {buffer} buffer has {actual} elements, which {world_size} ranks cannot share \
@@ -307,6 +320,11 @@ pub enum UsageError {
         /// What it may be.
         expected: String,
     },
+    /// The communicator has ended, through another handle or in the middle of the call.
+    #[error(
+        "the communicator has ended: finalize or abort was called through a handle of this rank; make a new one (split, init)"
+    )]
+    Ended,
     /// An event handle that this communicator did not make, or that was destroyed.
     #[error("event {event} does not exist; create_event makes one and destroy_event ends it")]
     Event {

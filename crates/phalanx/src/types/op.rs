@@ -2,6 +2,7 @@
 
 use super::dtype::Element;
 use std::fmt;
+use std::marker::PhantomData;
 
 /// A reduction operation. Contributions are combined element by element in rank order: `((r0 ∘ r1) ∘ r2) ∘
 /// …`.
@@ -83,24 +84,20 @@ pub struct PreMulSum<T>(pub T);
 /// The argument of a reducing collective: a [`ReduceOp`], or a [`PreMulSum`] of the buffers' type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reduction<T> {
-    kind: Kind<T>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind<T> {
-    Plain(ReduceOp),
-    PreMulSum(T),
+    raw: RawReduction,
+    of: PhantomData<T>,
 }
 
 impl<T> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
-        Reduction { kind: Kind::Plain(op) }
+        Reduction { raw: op.into(), of: PhantomData }
     }
 }
 
 impl<T: Element> From<PreMulSum<T>> for Reduction<T> {
     fn from(PreMulSum(factor): PreMulSum<T>) -> Self {
-        Reduction { kind: Kind::PreMulSum(factor) }
+        let raw = RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) };
+        Reduction { raw, of: PhantomData }
     }
 }
 
@@ -156,14 +153,9 @@ impl From<ReduceOp> for RawReduction {
     }
 }
 
-impl<T: Element> From<Reduction<T>> for RawReduction {
+impl<T> From<Reduction<T>> for RawReduction {
     fn from(reduction: Reduction<T>) -> Self {
-        match reduction.kind {
-            Kind::Plain(op) => op.into(),
-            Kind::PreMulSum(factor) => {
-                RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) }
-            }
-        }
+        reduction.raw
     }
 }
 

@@ -56,7 +56,8 @@ impl Comm {
 
     fn request_in_place<B: Owned>(&self, buf: B, call: Call<'static>) -> Result<Request<B>> {
         let mut buf = MaybeDangling::new(buf);
-        let call = call.inside::<B::Elem>(&buf.get_mut().lend_mut(&self.stream)?, &self.stream, self.rank());
+        let call = Call { dtype: buf.get_mut().dtype(), ..call };
+        let call = call.inside(&buf.get_mut().lend_mut(&self.stream)?, &self.stream, self.rank());
         self.request(buf, Counts::default(), call)
     }
 
@@ -67,8 +68,8 @@ impl Comm {
     {
         let mut buffers = MaybeDangling::new((send, recv));
         let (send, recv) = buffers.get_mut();
-        let call =
-            call.between::<S::Elem>(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
+        let call = call.of_types(send.dtype(), recv.dtype())?;
+        let call = call.between(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
         self.request(buffers, Counts::default(), call)
     }
 
@@ -87,8 +88,8 @@ impl Comm {
         let mut buffers = MaybeDangling::new((send, recv));
         let (send, recv) = buffers.get_mut();
         let call = check([send.len(), recv.len()], &counts)?;
-        let call =
-            call.between::<S::Elem>(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
+        let call = call.of_types(send.dtype(), recv.dtype())?;
+        let call = call.between(&send.lend(&self.stream)?, &recv.lend_mut(&self.stream)?, &self.stream);
         // SAFETY: the request owns the counts as it does the buffers: until the operation is over, and for ever if it is forgotten.
         // They are on the heap, and stay at their address when it is moved.
         let call = unsafe { std::mem::transmute::<Call<'_>, Call<'static>>(call) };

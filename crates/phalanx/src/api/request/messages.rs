@@ -1,10 +1,10 @@
 //! The methods of [`Comm`] that start a message.
 
 use super::{MaybeDangling, MessagePair, Request, Work};
+use crate::api::checks::same_type;
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Source, Target};
 use crate::contract::{Direction, Transfer};
-use crate::types::dtype::Element;
 use crate::types::error::Result;
 use crate::watch::Posted;
 use std::mem::ManuallyDrop;
@@ -20,7 +20,7 @@ impl Comm {
     ) -> Result<Request<B>> {
         self.shape().check_rank(operation, "peer", peer)?;
         self.requests.start_mover()?;
-        let (dtype, count) = (<B::Elem as Element>::DTYPE, buffer.get_mut().len());
+        let (dtype, count) = (buffer.get_mut().dtype(), buffer.get_mut().len());
         // SAFETY: the request owns the buffer and keeps it until the transfer is settled.
         let posted = unsafe { self.post(Transfer::host(direction, peer, tag, dtype, count)) };
         self.request_for(buffer, [Some(posted), None])
@@ -106,7 +106,8 @@ impl Comm {
         self.requests.start_mover()?;
         let mut buffers = MaybeDangling::new((send, recv));
         let (send, recv) = buffers.get_mut();
-        let (dtype, sent, expected) = (S::Elem::DTYPE, send.len(), recv.len());
+        let (dtype, sent, expected) = (send.dtype(), send.len(), recv.len());
+        same_type("start_send_recv", dtype, recv.dtype())?;
         let from = Direction::Send(send.lend(&self.stream)?.span().start);
         let to = Direction::Recv(recv.lend_mut(&self.stream)?.span().start);
         let receive = Transfer::host(to, source, tag, dtype, expected);

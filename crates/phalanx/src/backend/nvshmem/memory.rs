@@ -5,7 +5,7 @@ use super::process::NvshmemProcess;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use std::fmt;
@@ -161,6 +161,10 @@ impl<T: Element> Drop for Buffer<T> {
 // SAFETY: device memory of so many elements, borrowed; cudarc's handle orders later users.
 unsafe impl<T: Element> Source for Buffer<T> {
     type Elem = T;
+
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
 
     fn len(&self) -> usize {
         self.slice.len()

@@ -9,7 +9,7 @@ use crate::buffer::loan::Loan;
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::buffer::{Source, Target};
 use crate::os::sync::lock;
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::Result;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
@@ -77,6 +77,10 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
 // SAFETY: device memory of `len` elements, borrowed; the slice orders later users.
 unsafe impl<T: Element, S: GpuSlice<T>> Source for Buffer<T, S> {
     type Elem = T;
+
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
 
     fn len(&self) -> usize {
         self.slice.len()

@@ -6,7 +6,7 @@ use super::views::Peer;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
@@ -21,7 +21,7 @@ mod sealed {
 
 /// Memory of this PE that the library can read: [`Symmetric`] memory, its slices, and
 /// [`Registered`](super::Registered) buffers.
-pub trait Local: Source + sealed::Sealed {}
+pub trait Local: Source<Elem: Element> + sealed::Sealed {}
 
 /// Memory of this PE that the library can write.
 pub trait LocalMut: Local + Target {}
@@ -244,6 +244,10 @@ macro_rules! symmetric {
         // SAFETY: device memory of so many elements, borrowed; cudarc's handle orders later users.
         unsafe impl<T: Element> Source for $ty {
             type Elem = T;
+            #[inline]
+            fn dtype(&self) -> DType {
+                T::DTYPE
+            }
             #[inline]
             fn len(&self) -> usize {
                 self.$field.len()

@@ -8,7 +8,7 @@ use super::memory::{Local, LocalMut, MemoryOrigin, Symmetric, byte_count};
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
 use crate::buffer::{Source, Target};
-use crate::types::dtype::Element;
+use crate::types::dtype::{DType, Element};
 use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr};
@@ -198,6 +198,10 @@ impl<T: Element> LocalMut for Registered<'_, T> {}
 // SAFETY: the slice's.
 unsafe impl<T: Element> Source for Registered<'_, T> {
     type Elem = T;
+
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
 
     fn len(&self) -> usize {
         self.slice.len()

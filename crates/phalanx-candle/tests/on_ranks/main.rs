@@ -1,0 +1,90 @@
+//! Operations and layers against one rank: values and gradients, on ranks as threads and as processes.
+
+mod collectives;
+mod data_parallel;
+mod errors;
+mod examples;
+mod tensor_parallel;
+
+use candle_core::{DType, Result, Tensor};
+use libtest_mimic::{Arguments, Failed, Trial};
+use phalanx_candle::Ranks;
+use phalanx_testkit::processes::{self, Launch};
+use phalanx_testkit::{Outcome, Scenario};
+use std::process::ExitCode;
+
+/// What each rank does, by name.
+type Case = (&'static str, fn(&Ranks) -> Result<()>);
+
+const CASES: [&[Case]; 4] = [collectives::CASES, tensor_parallel::CASES, data_parallel::CASES, errors::CASES];
+
+/// In a rank process: the case that its argument names.
+fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
+    let (_, case) = CASES.concat().into_iter().find(|(name, _)| *name == args[0]).ok_or("no such case")?;
+    let run = || {
+        let ranks = Ranks::new(comm)?;
+        case(&ranks)?;
+        ranks.finalize()
+    };
+    run().map(|()| String::new()).map_err(|error| error.to_string())
+}
+
+fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Result<(), Failed> {
+    let outcomes = Ranks::run(count, |ranks| case(&ranks).and_then(|()| ranks.finalize()));
+    for (rank, outcome) in outcomes?.into_iter().enumerate() {
+        outcome.map_err(|error| format!("rank {rank}: {error}"))?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let scenarios = [Scenario::rank("case", as_process)];
+    if let Some(code) = processes::serve(&scenarios) {
+        return code;
+    }
+    let mut trials = Vec::new();
+    for (name, case) in CASES.concat() {
+        for count in 1..=5 {
+            trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
+        }
+        for count in [2, 3] {
+            let run = move || Ok(Launch::new("case", count).arg(name).reports().map(drop)?);
+            trials.push(Trial::test(format!("processes/{name}/{count}"), run));
+        }
+    }
+    trials.extend(examples::trials());
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Some numbers: small integers, so that sums in any order are the same.
+fn numbers(seed: usize, shape: &[usize]) -> Result<Tensor> {
+    let len: usize = shape.iter().product();
+    let number = |index: usize| ((index * 7 + seed * 13 + index / 5) % 11) as f64 - 5.0;
+    Tensor::from_vec((0..len).map(number).collect::<Vec<_>>(), shape, &candle_core::Device::Cpu)
+}
+
+/// The inner product.
+fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
+    (a * b)?.to_dtype(DType::F64)?.sum_all()?.to_scalar()
+}
+
+/// The sum over the ranks.
+fn over_ranks(ranks: &Ranks, value: f64) -> Result<f64> {
+    let mut sum = [value];
+    ranks.comm().all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum).expect("a sum");
+    Ok(sum[0])
+}
+
+/// Asserts that two tensors differ by at most `most` anywhere.
+#[track_caller]
+fn assert_close(a: &Tensor, b: &Tensor, most: f64) {
+    assert_eq!(a.dims(), b.dims());
+    if a.elem_count() == 0 {
+        return;
+    }
+    let far = |a: &Tensor, b: &Tensor| -> Result<f64> {
+        (a.to_dtype(DType::F64)? - b.to_dtype(DType::F64)?)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()
+    };
+    let far = far(a, b).expect("a difference");
+    assert!(far <= most, "{far} apart:\n{a}\n{b}");
+}
