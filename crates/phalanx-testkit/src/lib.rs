@@ -7,6 +7,7 @@
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
 //! - [`no_threads`], [`full_disk`]: what a process is refused.
+//! - [`built`]: builds examples and programs that a test runs.
 //! - [`sockets`]: which ports a process has opened.
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
@@ -15,6 +16,7 @@
 //!
 //! Not here: the other tests (`tests/`).
 
+pub mod built;
 #[cfg(target_os = "linux")]
 pub mod emulated;
 pub mod fault;

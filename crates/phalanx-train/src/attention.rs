@@ -10,7 +10,7 @@
 
 use crate::device::{Device, Host, Number};
 use crate::mesh::layout::part;
-use crate::pipeline::Messages;
+use crate::pipeline::{Channel, Messages};
 use crate::{Error, Result};
 use phalanx::{Comm, Source};
 use std::ops::Range;
@@ -290,14 +290,14 @@ impl Ring {
             }
             visiting = self.receive(comm, device, step, visiting, sending)?;
             // The gradients follow, and are at home after the last step.
-            let sending = self.send(comm, device, &of_visiting, GRADIENTS)?;
+            let sending = self.send(comm, device, &of_visiting, Channel::Backward)?;
             of_visiting = self.take(
                 comm,
                 device,
                 (home + self.ranks - 1) % self.ranks,
                 of_visiting,
                 sending,
-                GRADIENTS,
+                Channel::Backward,
             )?;
         }
         let mut gradients = [device.zeros(len)?, device.zeros(len)?, device.zeros(len)?];
@@ -316,7 +316,11 @@ impl Ring {
         step: usize,
         visiting: &[D::Buffer<T>; 2],
     ) -> Result<Vec<D::Sending<T>>> {
-        if step + 1 == self.ranks { Ok(Vec::new()) } else { self.send(comm, device, visiting, KEYS) }
+        if step + 1 == self.ranks {
+            Ok(Vec::new())
+        } else {
+            self.send(comm, device, visiting, Channel::Forward)
+        }
     }
 
     fn receive<D: Messages, T: Number>(
@@ -331,7 +335,7 @@ impl Ring {
             return Ok(visiting);
         }
         let home = (self.rank + 2 * self.ranks - step - 1) % self.ranks;
-        self.take(comm, device, home, visiting, sending, KEYS)
+        self.take(comm, device, home, visiting, sending, Channel::Forward)
     }
 
     fn send<D: Messages, T: Number>(
@@ -339,14 +343,14 @@ impl Ring {
         comm: &Comm,
         device: &D,
         buffers: &[D::Buffer<T>; 2],
-        tag: u32,
+        channel: Channel,
     ) -> Result<Vec<D::Sending<T>>> {
         if self.ranks == 1 {
             return Ok(Vec::new());
         }
         let next = (self.rank + 1) % self.ranks;
-        let send = |(at, buffer)| device.start_send(comm, copy(device, buffer)?, next, tag + at);
-        (0..).zip(buffers).map(send).collect()
+        let send = |buffer| device.start_send(comm, copy(device, buffer)?, next, channel);
+        buffers.iter().map(send).collect()
     }
 
     /// Receives what the rank before had: the two buffers of the rank `home`.
@@ -357,24 +361,20 @@ impl Ring {
         home: usize,
         own: [D::Buffer<T>; 2],
         sending: Vec<D::Sending<T>>,
-        tag: u32,
+        channel: Channel,
     ) -> Result<[D::Buffer<T>; 2]> {
         if self.ranks == 1 {
             return Ok(own);
         }
         let before = (self.rank + self.ranks - 1) % self.ranks;
         let mut taken = [device.zeros(self.len(home))?, device.zeros(self.len(home))?];
-        for (at, buffer) in (0..).zip(&mut taken) {
-            comm.recv_tagged(buffer, before, tag + at)?;
+        for buffer in &mut taken {
+            device.receive(comm, buffer, before, channel)?;
         }
         sending.into_iter().try_for_each(|sending| device.finish(sending))?;
         Ok(taken)
     }
 }
-
-/// Tags of keys and values, and of their gradients.
-const KEYS: u32 = 0;
-const GRADIENTS: u32 = 2;
 
 fn copy<D: Device, T: Number>(device: &D, buffer: &D::Buffer<T>) -> Result<D::Buffer<T>> {
     let len = buffer.len();

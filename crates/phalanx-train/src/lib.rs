@@ -3,6 +3,8 @@
 //! The parts stand by themselves; a program takes those that it needs. All of them are generic over a [`Device`](device::Device). So far there
 //! is one, [`Host`](device::Host): nothing here has run on GPU memory yet.
 //!
+//! `docs/training.md` in the repository is the guide, with a picture of each part.
+//!
 //! # Which part, when
 //!
 //! | what is short | what helps | module |
@@ -20,7 +22,7 @@
 //!
 //! Around them: [`norm`] has the global norm, clipping, the loss scale and a check of replicas; [`sampler`] says which samples a
 //! rank takes; [`checkpoint`] writes and reads all state with any number of ranks; [`elastic`] goes on when a rank is lost, and [`replicas`] when
-//! a whole group is.
+//! a whole group is; [`report`] has the time of a step, a rank's memory, and what it sends.
 //!
 //! # Rules for all parts
 //!
@@ -43,8 +45,13 @@ pub mod optimizer;
 pub mod outer;
 pub mod pipeline;
 pub mod replicas;
+pub mod report;
 pub mod sampler;
 pub mod sharding;
 pub mod tensor;
 
 pub use error::{Error, Result};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/training.md")]
+struct Guide;

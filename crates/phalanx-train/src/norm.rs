@@ -26,8 +26,9 @@
 //! rank gets the parts of all ranks and adds them in rank order, so the norm has the same bits everywhere, and so has each decision that is
 //! made from it.
 
-use crate::device::{Device, Host, Number};
+use crate::device::{Device, Host, Number, Overlap};
 use crate::mesh::{Layout, Mesh, Placement};
+use crate::sharding::ShardedGroup;
 use crate::{Error, Result};
 use phalanx::Source;
 
@@ -88,9 +89,8 @@ pub fn clip<D: Squares, T: Number>(
     parts: &mut [(&Layout, D::ViewMut<'_, T>)],
     limit: f64,
 ) -> Result<f64> {
-    if limit.is_nan() || limit <= 0.0 {
-        return Err(Error::usage(format!("a norm cannot be limited to {limit}; give a number above 0")));
-    }
+    // Refuses a limit before anything is sent.
+    clip_factor(0.0, limit)?;
     let mut sums = Sums::new(device)?;
     let counted = parts
         .iter()
@@ -100,12 +100,47 @@ pub fn clip<D: Squares, T: Number>(
         sums.add(&D::reborrow(data), counts)?;
     }
     let norm = sums.norm(mesh)?;
-    if norm.is_finite() && norm > limit {
+    let factor = clip_factor(norm, limit)?;
+    if factor != 1.0 {
         for (_, data) in parts {
-            device.scale(data, limit / norm)?;
+            device.scale(data, factor)?;
         }
     }
     Ok(norm)
+}
+
+/// The global norm of the gradients of sharded groups, each element counted once. Collective over the mesh; waits for the result.
+///
+/// Other ranks may have other groups. A group whose layout was made with [`FlatLayout::placed`](crate::sharding::FlatLayout::placed) knows which
+/// of its parameters are copies; parameters of other groups count as the same along all axes but Shard and Pipeline.
+///
+/// # Errors
+/// [`Error::Usage`] if a layout does not fit the mesh. Errors of the communicator and of the device.
+pub fn global_norm_of_groups<D: Squares + Overlap, T: Number, M: Number>(
+    mesh: &Mesh,
+    device: &D,
+    groups: &[&ShardedGroup<D, T, M>],
+) -> Result<f64> {
+    let mut sums = Sums::new(device)?;
+    for group in groups {
+        for (name, _, range) in group.layout().pieces(group.rank()) {
+            let counts = group.layout().is_counted(name, mesh.shape(), mesh.rank())?;
+            sums.add(&group.gradient_in(range), counts)?;
+        }
+    }
+    sums.norm(mesh)
+}
+
+/// What a gradient of this norm is multiplied by, for [`step`](crate::sharding::ShardedGroup::step), so that the norm is at most `limit`. 1 for a
+/// norm that is not finite: such a step is skipped.
+///
+/// # Errors
+/// [`Error::Usage`] for a limit that is not above 0.
+pub fn clip_factor(norm: f64, limit: f64) -> Result<f64> {
+    if limit.is_nan() || limit <= 0.0 {
+        return Err(Error::usage(format!("a norm cannot be limited to {limit}; give a number above 0")));
+    }
+    Ok(if norm.is_finite() && norm > limit { limit / norm } else { 1.0 })
 }
 
 fn is_counted(mesh: &Mesh, layout: &Layout, len: usize) -> Result<bool> {

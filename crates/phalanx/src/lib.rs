@@ -25,6 +25,7 @@
 //! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
+//! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
 //! - Memory that other ranks put to and get from: `nvshmem`.
 //! - Failures: [`Error`]; a communicator of the remaining ranks: [`Comm::shrink`]; a rank's last operations:
@@ -128,7 +129,7 @@ mod watch;
 pub use api::builder::Builder;
 pub use api::comm::{Comm, View};
 pub use api::group::{CommGroup, Group, group};
-pub use api::init::{init, join, run};
+pub use api::init::{dry_run, init, join, run};
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use api::shared::SharedComm;
@@ -139,7 +140,7 @@ pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;
 pub use buffer::{AnySource, AnyTarget, Output, Owned, Source, Target};
 pub use contract::hosts::HostTopology;
-pub use contract::{BackendKind, StreamSyncOps};
+pub use contract::{BackendKind, DryCall, StreamSyncOps};
 #[cfg(feature = "rccl")]
 pub use gpu::hip;
 #[cfg(feature = "rccl")]

@@ -1,7 +1,7 @@
 //! Groups of sharded parameters: [`ShardedGroup`] in a checkpoint.
 
 use super::{Checkpoint, State};
-use crate::device::{Device, Number};
+use crate::device::{Number, Overlap};
 use crate::sharding::ShardedGroup;
 use crate::{Error, Result};
 
@@ -13,13 +13,20 @@ fn tensor_name(parameter: &str, part: usize) -> String {
 impl<'a> State<'a> {
     /// A group's master parameters under their names, the optimizer's states as `name.state1` and so on, and the steps made as the value
     /// `prefix.steps`. Padding is left out.
-    pub fn group<D: Device, T: Number, M: Number>(&mut self, prefix: &str, group: &'a ShardedGroup<D, T, M>) {
+    ///
+    /// If ranks have parts of matrices (tensor parallelism), make the group's layout with [`FlatLayout::placed`](crate::sharding::FlatLayout::placed).
+    pub fn group<D: Overlap, T: Number, M: Number>(
+        &mut self,
+        prefix: &str,
+        group: &'a ShardedGroup<D, T, M>,
+    ) {
         self.value(format!("{prefix}.steps"), group.steps());
         for (at, part) in group.parts().enumerate() {
             for (name, piece, range) in group.layout().pieces(group.rank()) {
                 let device = group.device();
                 let view = device.view(part, range);
-                self.tensor::<D, M>(tensor_name(name, at), piece.shape, &[piece.range], device, view);
+                let (shape, ranges) = group.layout().in_whole(name, &piece);
+                self.tensor::<D, M>(tensor_name(name, at), &shape, &ranges, device, view);
             }
         }
     }
@@ -30,13 +37,15 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`read`](Checkpoint::read).
-    pub fn load_group<D: Device, T: Number, M: Number>(
+    pub fn load_group<D: Overlap, T: Number, M: Number>(
         &self,
         prefix: &str,
         group: &mut ShardedGroup<D, T, M>,
     ) -> Result<()> {
         let name = format!("{prefix}.steps");
-        let steps = self.value(&name, 0).and_then(|steps| steps.as_u64()).ok_or_else(|| {
+        // In a pipeline, not every rank has the group.
+        let mut saved = (0..self.ranks()).filter_map(|rank| self.value(&name, rank)?.as_u64());
+        let steps = saved.next().ok_or_else(|| {
             Error::usage(format!(
                 "no value {name:?} in {}: give the prefix of saving",
                 self.folder().display()
@@ -46,7 +55,8 @@ impl Checkpoint {
         for (at, part) in group.restore(steps).enumerate() {
             for (name, piece, range) in layout.pieces(rank) {
                 let mut view = device.view_mut(part, range);
-                self.load::<D, M>(&tensor_name(name, at), &[piece.range], &device, &mut view)?;
+                let (_, ranges) = layout.in_whole(name, &piece);
+                self.load::<D, M>(&tensor_name(name, at), &ranges, &device, &mut view)?;
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! Memory of the host.
 
-use super::{Device, Number};
+use super::{Device, Number, Overlap};
 use crate::Result;
-use phalanx::DType;
+use phalanx::{Comm, DType, Reduction, Request};
 use std::ops::Range;
 
 /// Memory and processor of the host.
@@ -75,5 +75,31 @@ impl Device for Host {
     fn fill<T: Number>(&self, data: &mut &mut [T], value: f64) -> Result<()> {
         data.fill(T::from_f64(value));
         Ok(())
+    }
+}
+
+impl Overlap for Host {
+    type Pending<A: Number> = Request<Vec<A>>;
+    type Gathering<A: Number> = Request<(Vec<A>, Vec<A>)>;
+
+    fn start_sum<A: Number>(&self, comm: &Comm, values: Vec<A>, op: Reduction<A>) -> Result<Request<Vec<A>>> {
+        Ok(comm.start_all_reduce(values, op)?)
+    }
+
+    fn finish_sum<A: Number>(&self, pending: Request<Vec<A>>) -> Result<Vec<A>> {
+        Ok(pending.wait()?)
+    }
+
+    fn start_gather<A: Number>(
+        &self,
+        comm: &Comm,
+        own: Vec<A>,
+        all: Vec<A>,
+    ) -> Result<Request<(Vec<A>, Vec<A>)>> {
+        Ok(comm.start_all_gather(own, all)?)
+    }
+
+    fn finish_gather<A: Number>(&self, gathering: Request<(Vec<A>, Vec<A>)>) -> Result<Vec<A>> {
+        Ok(gathering.wait()?.1)
     }
 }

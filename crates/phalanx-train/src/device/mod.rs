@@ -10,7 +10,7 @@ pub use host::Host;
 pub(crate) use host::in_double;
 
 use crate::Result;
-use phalanx::{Element, Source, Target};
+use phalanx::{Comm, Element, Reduction, Source, Target};
 use std::ops::Range;
 
 /// A type of floating-point numbers: f32, f64, f16 or bf16.
@@ -104,4 +104,46 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn scale<T: Number>(&self, data: &mut Self::ViewMut<'_, T>, factor: f64) -> Result<()>;
     /// `data = value`.
     fn fill<T: Number>(&self, data: &mut Self::ViewMut<'_, T>, value: f64) -> Result<()>;
+}
+
+/// A device on which communication goes on while the rank does something else.
+pub trait Overlap: Device {
+    /// A sum under way.
+    type Pending<A: Number>: Send;
+    /// An all_gather under way.
+    type Gathering<A: Number>: Send;
+
+    /// Starts a reduction over all ranks, after those started before.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn start_sum<A: Number>(
+        &self,
+        comm: &Comm,
+        values: Self::Buffer<A>,
+        op: Reduction<A>,
+    ) -> Result<Self::Pending<A>>;
+
+    /// Gives the buffer back with the sum. On a GPU, work enqueued later sees it; on the host this waits.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn finish_sum<A: Number>(&self, pending: Self::Pending<A>) -> Result<Self::Buffer<A>>;
+
+    /// Starts an all_gather from `own` to `all`, after those started before.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn start_gather<A: Number>(
+        &self,
+        comm: &Comm,
+        own: Self::Buffer<A>,
+        all: Self::Buffer<A>,
+    ) -> Result<Self::Gathering<A>>;
+
+    /// Gives `all` back, as [`finish_sum`](Overlap::finish_sum) does.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn finish_gather<A: Number>(&self, gathering: Self::Gathering<A>) -> Result<Self::Buffer<A>>;
 }

@@ -76,16 +76,37 @@ impl Block {
 
     /// For each element of the block, in order, its index in the whole parameter of this shape (row-major).
     pub fn indices<'a>(&'a self, shape: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
-        let lens = self.shape();
-        (0..self.len()).map(move |mut rest| {
-            let (mut index, mut stride) = (0, 1);
-            for dim in (0..lens.len()).rev() {
-                index += (self.ranges[dim].start + rest % lens[dim]) * stride;
-                rest /= lens[dim];
-                stride *= shape[dim];
+        (0..self.len()).map(move |element| self.index(shape, element))
+    }
+
+    /// The index in the whole parameter of an element of the block.
+    fn index(&self, shape: &[usize], mut element: usize) -> usize {
+        let (mut index, mut stride) = (0, 1);
+        for (range, whole) in self.ranges.iter().zip(shape).rev() {
+            index += (range.start + element % range.len()) * stride;
+            element /= range.len();
+            stride *= whole;
+        }
+        index
+    }
+
+    /// The indices in the whole parameter of a range of the block's elements, as ranges one after the other.
+    pub(crate) fn runs(&self, shape: &[usize], elements: Range<usize>) -> Vec<Range<usize>> {
+        // So many elements of the block always lie together: whole trailing dimensions, and a part of the one before.
+        let whole = self.ranges.iter().zip(shape).rev().take_while(|(range, whole)| range.len() == **whole);
+        let dims = (whole.count() + 1).min(shape.len());
+        let run: usize = self.ranges[shape.len() - dims..].iter().map(Range::len).product();
+        let (mut runs, mut at) = (Vec::<Range<usize>>::new(), elements.start);
+        while at < elements.end {
+            let end = ((at / run + 1) * run).min(elements.end);
+            let start = self.index(shape, at);
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end += end - at,
+                _ => runs.push(start..start + end - at),
             }
-            index
-        })
+            at = end;
+        }
+        runs
     }
 }
 

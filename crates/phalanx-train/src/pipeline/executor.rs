@@ -4,6 +4,7 @@ use super::schedule::{Action, Kind, Schedule};
 use crate::device::{Device, Host, Number};
 use crate::{Error, Result};
 use phalanx::{Comm, ReduceOp, Request, Source};
+use std::collections::{HashMap, VecDeque};
 
 /// Where a stage's function is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +51,19 @@ pub trait Stage<D: Device, T: Number> {
     }
 }
 
-/// Messages between stages, on a device.
+/// Which messages between two ranks keep their order among each other. Those of one channel do not wait for those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Channel {
+    /// Activations; keys and values.
+    Forward,
+    /// Gradients.
+    Backward,
+}
+
+/// Messages between ranks, on a device.
+///
+/// Messages have no tags: those of one rank to another on one [`Channel`] are received in the order in which they are sent. A device whose
+/// sends wait for their receives (NCCL) needs a stream and a communicator of its own for each direction of each pair of ranks and each channel.
 pub trait Messages: Device {
     /// A message under way, with its buffer.
     type Sending<T: Number>;
@@ -64,8 +77,20 @@ pub trait Messages: Device {
         comm: &Comm,
         buffer: Self::Buffer<T>,
         to: usize,
-        tag: u32,
+        channel: Channel,
     ) -> Result<Self::Sending<T>>;
+
+    /// Receives the next message of a rank. On a GPU, work enqueued later sees it; on the host this waits.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn receive<T: Number>(
+        &self,
+        comm: &Comm,
+        buffer: &mut Self::Buffer<T>,
+        from: usize,
+        channel: Channel,
+    ) -> Result<()>;
 
     /// Whether a message is no longer under way.
     fn is_sent<T: Number>(&self, sending: &mut Self::Sending<T>) -> bool;
@@ -85,9 +110,19 @@ impl Messages for Host {
         comm: &Comm,
         buffer: Vec<T>,
         to: usize,
-        tag: u32,
+        channel: Channel,
     ) -> Result<Request<Vec<T>>> {
-        Ok(comm.start_send_tagged(buffer, to, tag)?)
+        Ok(comm.start_send_tagged(buffer, to, channel as u32)?)
+    }
+
+    fn receive<T: Number>(
+        &self,
+        comm: &Comm,
+        buffer: &mut Vec<T>,
+        from: usize,
+        channel: Channel,
+    ) -> Result<()> {
+        Ok(comm.recv_tagged(buffer, from, channel as u32)?)
     }
 
     fn is_sent<T: Number>(&self, sending: &mut Request<Vec<T>>) -> bool {
@@ -110,21 +145,13 @@ impl Pipeline {
     /// Takes a schedule for the ranks of `comm`. No rank is asked.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the schedule is for another number of ranks, or too long for tags of 32 bits.
+    /// [`Error::Usage`] if the schedule is for another number of ranks.
     pub fn new(comm: &Comm, schedule: Schedule) -> Result<Pipeline> {
         if schedule.ranks() != comm.world_size() {
             return Err(Error::usage(format!(
                 "a schedule for {} ranks with a communicator of {}: make it for its world_size()",
                 schedule.ranks(),
                 comm.world_size()
-            )));
-        }
-        let messages = schedule.micro_batches().checked_mul(2 * schedule.stages());
-        if messages.is_none_or(|messages| u32::try_from(messages).is_err()) {
-            return Err(Error::usage(format!(
-                "{} micro-batches through {} stages: 2³² messages at most",
-                schedule.micro_batches(),
-                schedule.stages()
             )));
         }
         Ok(Pipeline { schedule })
@@ -149,7 +176,15 @@ impl Pipeline {
         stage: &mut impl Stage<D, T>,
         input_len: impl Fn(usize, usize) -> usize,
     ) -> Result<()> {
-        let mut run = Run { schedule: &self.schedule, comm, device, sendings: Vec::new(), input_len };
+        let mut run = Run {
+            schedule: &self.schedule,
+            comm,
+            device,
+            sendings: Vec::new(),
+            incoming: incoming(&self.schedule, comm.rank()),
+            early: HashMap::new(),
+            input_len,
+        };
         for action in self.schedule.actions(comm.rank()) {
             run.carry_out(*action, stage)?;
         }
@@ -160,12 +195,44 @@ impl Pipeline {
     }
 }
 
+/// The message about a boundary between stages, the one before stage `boundary`: its input goes forwards, the gradient of it backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Message {
+    channel: Channel,
+    micro: usize,
+    boundary: usize,
+}
+
+/// What the rank before sends forwards, and the rank behind backwards, in their orders.
+fn incoming(schedule: &Schedule, rank: usize) -> [VecDeque<Message>; 2] {
+    let ranks = schedule.ranks();
+    let sent = |channel: Channel, from: usize| {
+        let message = move |action: &Action| {
+            let stage = schedule.stage(from, action.chunk);
+            let boundary = match (action.kind, channel) {
+                (Kind::Forward, Channel::Forward) => stage + 1,
+                (Kind::Backward | Kind::BackwardInput, Channel::Backward) => stage,
+                _ => return None,
+            };
+            // Nothing goes into the first stage, or out of the last.
+            let is_inside = 0 < boundary && boundary < schedule.stages();
+            is_inside.then_some(Message { channel, micro: action.micro, boundary })
+        };
+        schedule.actions(from).iter().filter_map(message).collect()
+    };
+    [sent(Channel::Forward, (rank + ranks - 1) % ranks), sent(Channel::Backward, (rank + 1) % ranks)]
+}
+
 /// A schedule that is being carried out.
 struct Run<'a, D: Messages, T: Number, L> {
     schedule: &'a Schedule,
     comm: &'a Comm,
     device: &'a D,
     sendings: Vec<D::Sending<T>>,
+    /// Messages that are still to be received, by channel.
+    incoming: [VecDeque<Message>; 2],
+    /// Those that came before their turn, or are of this rank to itself.
+    early: HashMap<Message, D::Buffer<T>>,
     input_len: L,
 }
 
@@ -181,64 +248,82 @@ impl<D: Messages, T: Number, L: Fn(usize, usize) -> usize> Run<'_, D, T, L> {
             is_last: number == last,
             splits_backward: action.kind == Kind::BackwardInput,
         };
+        // The messages behind the stage, and before it.
+        let (micro, forward, backward) = (action.micro, Channel::Forward, Channel::Backward);
+        let behind = |channel| Message { channel, micro, boundary: number + 1 };
+        let before = |channel| Message { channel, micro, boundary: number };
         match action.kind {
             Kind::Forward => {
-                let input =
-                    if at.is_first { None } else { Some(self.receive(action.micro, number, false)?) };
+                let input = if at.is_first { None } else { Some(self.receive(before(forward))?) };
                 let output = stage.forward(at, input)?;
-                self.send_on(at, output, !at.is_last, number + 1, false)
+                self.send_on(at, output, forward, (!at.is_last).then_some(behind(forward)))
             }
             Kind::Backward | Kind::BackwardInput => {
-                let gradient =
-                    if at.is_last { None } else { Some(self.receive(action.micro, number + 1, true)?) };
+                let gradient = if at.is_last { None } else { Some(self.receive(behind(backward))?) };
                 let gradient = stage.backward(at, gradient)?;
-                self.send_on(at, gradient, !at.is_first, number, true)
+                self.send_on(at, gradient, backward, (!at.is_first).then_some(before(backward)))
             }
             Kind::BackwardWeights => stage.backward_weights(at),
         }
     }
 
-    /// Messages about the boundary before a stage: its input goes forwards, the gradient of it backwards.
-    fn tag(&self, micro: usize, boundary: usize, backwards: bool) -> u32 {
-        ((micro * self.schedule.stages() + boundary) * 2 + usize::from(backwards)) as u32
+    /// Receives messages until this one is there.
+    fn receive(&mut self, message: Message) -> Result<D::Buffer<T>> {
+        if let Some(buffer) = self.early.remove(&message) {
+            return Ok(buffer);
+        }
+        let (rank, ranks) = (self.comm.rank(), self.schedule.ranks());
+        let from = match message.channel {
+            Channel::Forward => (rank + ranks - 1) % ranks,
+            Channel::Backward => (rank + 1) % ranks,
+        };
+        loop {
+            let next = self.incoming[message.channel as usize].pop_front();
+            let next = next.expect("a schedule was played through when it was made");
+            let mut buffer = self.device.zeros((self.input_len)(next.micro, next.boundary))?;
+            self.device.receive(self.comm, &mut buffer, from, next.channel)?;
+            if next == message {
+                return Ok(buffer);
+            }
+            self.early.insert(next, buffer);
+        }
     }
 
-    fn receive(&mut self, micro: usize, boundary: usize, backwards: bool) -> Result<D::Buffer<T>> {
-        let from = if backwards { boundary } else { boundary - 1 } % self.schedule.ranks();
-        let mut buffer = self.device.zeros((self.input_len)(micro, boundary))?;
-        self.comm.recv_tagged(&mut buffer, from, self.tag(micro, boundary, backwards))?;
-        Ok(buffer)
-    }
-
+    /// Sends what a stage's function gave, if a message is expected of it.
     fn send_on(
         &mut self,
         at: Position,
         buffer: Option<D::Buffer<T>>,
-        is_expected: bool,
-        boundary: usize,
-        backwards: bool,
+        channel: Channel,
+        message: Option<Message>,
     ) -> Result<()> {
-        let what = if backwards { "the backward" } else { "the forward" };
-        let expected = is_expected.then(|| (self.input_len)(at.micro, boundary));
+        let expected = message.map(|message| (self.input_len)(message.micro, message.boundary));
         let len = buffer.as_ref().map(Source::len);
         if len != expected {
             let say = |len: Option<usize>| len.map_or("nothing".to_owned(), |len| format!("{len} numbers"));
             return Err(Error::usage(format!(
-                "{what} of stage {} for micro-batch {} gave {}: {} are expected there",
+                "the {} of stage {} for micro-batch {} gave {}: {} are expected there",
+                if channel == Channel::Forward { "forward" } else { "backward" },
                 at.stage,
                 at.micro,
                 say(len),
                 say(expected)
             )));
         }
-        let Some(buffer) = buffer else { return Ok(()) };
-        let to = if backwards { boundary - 1 } else { boundary } % self.schedule.ranks();
-        let tag = self.tag(at.micro, boundary, backwards);
-        let device = self.device;
+        let Some((buffer, message)) = buffer.zip(message) else { return Ok(()) };
+        let (rank, ranks, device) = (self.comm.rank(), self.schedule.ranks(), self.device);
+        if ranks == 1 {
+            self.early.insert(message, buffer);
+            return Ok(());
+        }
+        let to = match channel {
+            Channel::Forward => (rank + 1) % ranks,
+            Channel::Backward => (rank + ranks - 1) % ranks,
+        };
         for mut sending in std::mem::take(&mut self.sendings) {
             if device.is_sent(&mut sending) { device.finish(sending)? } else { self.sendings.push(sending) }
         }
-        self.sendings.push(device.start_send(self.comm, buffer, to, tag)?);
+        self.sendings.push(device.start_send(self.comm, buffer, to, channel)?);
         Ok(())
     }
 }

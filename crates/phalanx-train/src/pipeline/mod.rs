@@ -56,6 +56,6 @@ mod executor;
 mod schedule;
 mod timeline;
 
-pub use executor::{Messages, Pipeline, Position, Stage, mean_loss, reduce_tied_gradient};
+pub use executor::{Channel, Messages, Pipeline, Position, Stage, mean_loss, reduce_tied_gradient};
 pub use schedule::{Action, Kind, Schedule};
 pub use timeline::{Costs, Timeline};

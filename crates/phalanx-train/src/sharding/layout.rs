@@ -1,5 +1,6 @@
 //! How the parameters of a group lie in one flat buffer, and which part of it each rank has.
 
+use crate::mesh::{Axis, Block, Layout, MeshShape, Placement, Plan};
 use crate::optimizer::Piece;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -14,6 +15,8 @@ struct Parameter {
     shape: Vec<usize>,
     /// Where it is in the flat buffer.
     range: Range<usize>,
+    /// Of which whole parameter it is a block, if it is known.
+    place: Option<(Layout, Block)>,
 }
 
 /// Parameters in one flat buffer, which is divided evenly among ranks: rank r has part r. Padding is 0 and belongs to no parameter.
@@ -34,10 +37,52 @@ impl FlatLayout {
         let placed = parameters.iter().map(|(name, shape)| {
             let start = flat;
             flat += shape.as_ref().iter().product::<usize>();
-            Parameter { name: name.as_ref().into(), shape: shape.as_ref().into(), range: start..flat }
+            Parameter {
+                name: name.as_ref().into(),
+                shape: shape.as_ref().into(),
+                range: start..flat,
+                place: None,
+            }
         });
         let parameters = placed.collect();
         FlatLayout::checked(parameters, ranks, flat.div_ceil(ranks.max(1)))
+    }
+
+    /// Of each parameter the block that `rank` of a mesh has by a plan, one after the other, divided among the ranks along [`Axis::Shard`].
+    /// `parameters` are names and *whole* shapes.
+    ///
+    /// Norms then count, and checkpoints find, each element by its place in the whole parameter: such a checkpoint can be read on any other
+    /// mesh.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if a name comes twice, the plan splits a parameter along [`Axis::Shard`] or leaves summands, or as for
+    /// [`Layout::block`].
+    pub fn placed<N: AsRef<str>, S: AsRef<[usize]>>(
+        plan: &Plan,
+        mesh: &MeshShape,
+        rank: usize,
+        parameters: &[(N, S)],
+    ) -> Result<FlatLayout> {
+        let (mut local, mut places) = (Vec::new(), Vec::new());
+        for (name, shape) in parameters {
+            let layout = plan.layout(name.as_ref(), shape.as_ref())?;
+            let is_partial = layout.placements.iter().any(|(_, placement)| *placement == Placement::Partial);
+            if is_partial || layout.placement(Axis::Shard) != Placement::Replicated {
+                return Err(Error::usage(format!(
+                    "the plan places {:?} as {:?}: groups are divided along Shard themselves, and have no summands",
+                    name.as_ref(),
+                    layout.placements
+                )));
+            }
+            let block = layout.block(mesh, rank)?;
+            local.push((name.as_ref(), block.shape()));
+            places.push((layout, block));
+        }
+        let mut flat = FlatLayout::new(&local, mesh.size(Axis::Shard))?;
+        for (parameter, place) in flat.parameters.iter_mut().zip(places) {
+            parameter.place = Some(place);
+        }
+        Ok(flat)
     }
 
     /// Whole parameters on each rank: the longest first, each to the rank that has least. For optimizers that need whole matrices.
@@ -66,6 +111,7 @@ impl FlatLayout {
                 name: name.as_ref().into(),
                 shape: shape.as_ref().into(),
                 range: start..start + len(at),
+                place: None,
             }
         });
         let parameters = placed.collect();
@@ -124,5 +170,35 @@ impl FlatLayout {
                 Piece { shape, range: start.wrapping_sub(whole.start)..end.wrapping_sub(whole.start) };
             (start < end).then(|| (&*parameter.name, piece, start - part.start..end - part.start))
         })
+    }
+
+    /// The whole shape of a parameter, and which elements of it a piece has.
+    pub(crate) fn in_whole(&self, name: &str, piece: &Piece<'_>) -> (Vec<usize>, Vec<Range<usize>>) {
+        let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
+        match parameter.and_then(|parameter| parameter.place.as_ref()) {
+            Some((layout, block)) => (layout.shape.clone(), block.runs(&layout.shape, piece.range.clone())),
+            None => (piece.shape.to_vec(), vec![piece.range.clone()]),
+        }
+    }
+
+    /// Whether a sum over all ranks of a mesh takes a parameter's pieces from this rank. One of which no place is known is the same along all
+    /// axes but Shard and Pipeline.
+    pub(crate) fn is_counted(&self, name: &str, mesh: &MeshShape, rank: usize) -> Result<bool> {
+        let parameter = self.parameters.iter().find(|parameter| parameter.name == name);
+        let place = parameter.and_then(|parameter| parameter.place.as_ref());
+        let layout = place.map_or_else(|| Layout::replicated(&[]), |(layout, _)| layout.clone());
+        let layout = Layout {
+            placements: layout.placements.into_iter().filter(|(axis, _)| *axis != Axis::Shard).collect(),
+            ..layout
+        };
+        Ok(layout.with(Axis::Shard, Placement::Own).block(mesh, rank)?.is_counted())
+    }
+
+    /// The name of a parameter of which this rank has a part only, whatever the sharding.
+    pub(super) fn split_parameter(&self) -> Option<&str> {
+        let is_split = |parameter: &&Parameter| {
+            parameter.place.as_ref().is_some_and(|(layout, block)| block.len() != layout.len())
+        };
+        self.parameters.iter().find(is_split).map(|parameter| &*parameter.name)
     }
 }

@@ -33,7 +33,8 @@
 //! | and parameters (ZeRO-3) | `reduce_gradient` | gathered before each use, [`release`](ShardedGroup::release)d after it |
 //!
 //! A model has several groups, one for each layer for example. With ZeRO-3 a rank then has the parameters of one or two layers in
-//! full: gather a layer's, use them, release them; backwards again, since what was released is gathered anew. **Hybrid**: shard among
+//! full: gather a layer's, use them, release them; backwards again, since what was released is gathered anew. With
+//! [`prefetch`](ShardedGroup::prefetch) the next layer's come while this one's are used. **Hybrid**: shard among
 //! the ranks of a host and give [`reduce_gradient_among`](ShardedGroup::reduce_gradient_among) the communicator of those that have the same part on
 //! other hosts.
 //!
@@ -44,7 +45,7 @@ mod layout;
 
 pub use layout::FlatLayout;
 
-use crate::device::{Device, Number};
+use crate::device::{Number, Overlap};
 use crate::optimizer::Optimizer;
 use crate::{Error, Result};
 use phalanx::{Comm, ReduceOp, Source};
@@ -61,7 +62,7 @@ pub enum Reduction {
 
 /// This rank's part of a group of parameters: master parameters, gradient and the optimizer's state.
 #[derive(Debug)]
-pub struct ShardedGroup<D: Device, T: Number, M: Number> {
+pub struct ShardedGroup<D: Overlap, T: Number, M: Number> {
     device: D,
     layout: FlatLayout,
     rank: usize,
@@ -72,9 +73,11 @@ pub struct ShardedGroup<D: Device, T: Number, M: Number> {
     steps: u64,
     /// All parameters, as long as they are gathered and current.
     gathered: Option<D::Buffer<T>>,
+    /// The same, on their way.
+    gathering: Option<D::Gathering<T>>,
 }
 
-impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
+impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// Takes this rank's part of the parameters. `initial` has all of them, as `layout` says, and is the same on every rank. No rank is asked.
     ///
     /// # Errors
@@ -112,6 +115,11 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
                 "parameter {name:?} is cut between ranks, and the optimizer needs it whole: use FlatLayout::whole"
             )));
         }
+        if let Some(name) = layout.split_parameter().filter(|_| optimizer.needs_whole_parameters()) {
+            return Err(Error::usage(format!(
+                "the plan splits parameter {name:?}, and the optimizer needs it whole: replicate it, or take another optimizer for it"
+            )));
+        }
         let states = (0..optimizer.states()).map(|_| device.zeros(part)).collect::<Result<_>>()?;
         Ok(ShardedGroup {
             master: device.upload(&initial[layout.part(rank)])?,
@@ -122,6 +130,7 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
             states,
             steps: 0,
             gathered: None,
+            gathering: None,
         })
     }
 
@@ -148,19 +157,36 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// # Errors
     /// Errors of `comm` and of the device.
     pub fn gather(&mut self, comm: &Comm) -> Result<&D::Buffer<T>> {
-        if self.gathered.is_none() {
-            let (device, part) = (&self.device, self.layout.part_len());
-            let mut own = device.zeros::<T>(part)?;
-            device.convert(&device.view(&self.master, 0..part), &mut device.view_mut(&mut own, 0..part))?;
-            let mut all = device.zeros::<T>(self.layout.len())?;
-            comm.all_gather(&own, &mut all)?;
-            self.gathered = Some(all);
+        self.prefetch(comm)?;
+        if let Some(gathering) = self.gathering.take() {
+            self.gathered = Some(self.device.finish_gather(gathering)?);
         }
         Ok(self.gathered.as_ref().expect("they were gathered just now"))
     }
 
-    /// Frees the gathered parameters.
+    /// Starts to [`gather`](ShardedGroup::gather) the parameters, and does not wait for them. Collective, as `gather` is.
+    ///
+    /// Called for the next layer before this one is computed, it hides the time of the gathering.
+    ///
+    /// # Errors
+    /// Errors of `comm` and of the device.
+    pub fn prefetch(&mut self, comm: &Comm) -> Result<()> {
+        if self.gathered.is_none() && self.gathering.is_none() {
+            let (device, part) = (&self.device, self.layout.part_len());
+            let mut own = device.zeros::<T>(part)?;
+            device.convert(&device.view(&self.master, 0..part), &mut device.view_mut(&mut own, 0..part))?;
+            let all = device.zeros::<T>(self.layout.len())?;
+            self.gathering = Some(device.start_gather(comm, own, all)?);
+        }
+        Ok(())
+    }
+
+    /// Frees the gathered parameters. Waits for those that are on their way.
     pub fn release(&mut self) {
+        if let Some(gathering) = self.gathering.take() {
+            // If it has failed, so has the communicator, and the next call says so.
+            let _ = self.device.finish_gather(gathering);
+        }
         self.gathered = None;
     }
 
@@ -221,9 +247,13 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
         device.add(1.0, &own, &mut device.view_mut(&mut self.gradient, 0..part))
     }
 
-    /// This rank's part of the gradient, for norms. Padding is 0.
+    /// This rank's part of the gradient. Padding is 0. [`global_norm_of_groups`](crate::norm::global_norm_of_groups) is the norm of all.
     pub fn gradient(&self) -> D::View<'_, M> {
         self.device.view(&self.gradient, 0..self.layout.part_len())
+    }
+
+    pub(crate) fn gradient_in(&self, range: std::ops::Range<usize>) -> D::View<'_, M> {
+        self.device.view(&self.gradient, range)
     }
 
     /// Makes a step with `factor` times the gradient (1, or what clipping and loss scales ask for), and sets the gradient to 0. Not
@@ -244,8 +274,9 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
                 self.states.iter_mut().map(|state| device.view_mut(state, range.clone())).collect();
             optimizer.update(device, self.steps, &piece, &gradient, &mut parameters, &mut states)?;
         }
-        self.gathered = None;
-        device.fill(&mut device.view_mut(&mut self.gradient, 0..part), 0.0)
+        device.fill(&mut device.view_mut(&mut self.gradient, 0..part), 0.0)?;
+        self.release();
+        Ok(())
     }
 
     /// Sets the gradient to 0 without a step: after an overflow, say.
@@ -265,7 +296,7 @@ impl<D: Device, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// The same, to restore them, with the number of steps made. Gathered parameters are released.
     pub fn restore(&mut self, steps: u64) -> impl Iterator<Item = &mut D::Buffer<M>> {
         self.steps = steps;
-        self.gathered = None;
+        self.release();
         std::iter::once(&mut self.master).chain(&mut self.states)
     }
 

@@ -11,6 +11,7 @@ mod norm;
 mod outer;
 mod pipeline;
 mod replicas;
+mod report;
 mod sampler;
 mod sharding;
 mod tensor;

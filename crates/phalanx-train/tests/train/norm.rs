@@ -2,8 +2,10 @@
 
 use phalanx_train::Error;
 use phalanx_train::device::Host;
-use phalanx_train::mesh::{Axis, Init, Layout, Mesh, Placement};
-use phalanx_train::norm::{LossScaler, ReplicaCheck, clip, global_norm};
+use phalanx_train::mesh::{Axis, Init, Layout, Mesh, Placement, Plan};
+use phalanx_train::norm::{LossScaler, ReplicaCheck, clip, clip_factor, global_norm, global_norm_of_groups};
+use phalanx_train::optimizer::Sgd;
+use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
 
 #[test]
 fn a_replica_counts_once_in_the_norm_which_has_equal_bits_everywhere() {
@@ -152,4 +154,37 @@ fn a_wrong_part_is_refused_before_anything_is_sent() {
         assert_eq!(global_norm::<Host, f32>(&mesh, &Host, &[]).unwrap(), 0.0);
     })
     .unwrap();
+}
+
+#[test]
+fn sharded_groups_count_each_element_once_on_every_mesh() {
+    let plan = Plan::new().rule("split", &[(Axis::Tensor, Placement::Split(0))]);
+    for dims in [
+        &[(Axis::Tensor, 2)][..],
+        &[(Axis::Shard, 2), (Axis::Tensor, 2)],
+        &[(Axis::Data, 2), (Axis::Shard, 3), (Axis::Tensor, 2)],
+    ] {
+        let ranks = dims.iter().map(|(_, size)| size).product();
+        let norms = phalanx::run(ranks, |comm| {
+            let mesh = Mesh::new(&comm, dims).unwrap();
+            let whole = [("split", vec![2]), ("same", vec![1])];
+            let layout = FlatLayout::placed(&plan, mesh.shape(), mesh.rank(), &whole).unwrap();
+            let sgd = Sgd { learning_rate: 1.0, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+            let initial = vec![0.0; layout.len()];
+            let shard = mesh.comm(Axis::Shard);
+            let mut group = ShardedGroup::<_, f64, f64>::new(shard, &Host, layout, &initial, &sgd).unwrap();
+            // Of [3, 4] each tensor rank has one; 12 is the same on all.
+            let mut gradient = vec![0.0; group.layout().len()];
+            gradient[..2].copy_from_slice(&[3.0 + mesh.coordinate(Axis::Tensor) as f64, 12.0]);
+            group.reduce_gradient(shard, &&gradient[..], Reduction::Mean).unwrap();
+            let norm = global_norm_of_groups(&mesh, &Host, &[&group]).unwrap();
+            group.step(&sgd, clip_factor(norm, 6.5).unwrap()).unwrap();
+            let parameters = group.gather(shard).unwrap()[..2].to_vec();
+            assert_eq!(parameters, [-1.5 - 0.5 * mesh.coordinate(Axis::Tensor) as f64, -6.0]);
+            norm
+        });
+        assert!(norms.unwrap().iter().all(|norm| *norm == 13.0), "{dims:?}");
+    }
+    assert_eq!(clip_factor(f64::INFINITY, 1.0).unwrap(), 1.0);
+    assert!(clip_factor(1.0, 0.0).unwrap_err().to_string().contains("limited to 0"));
 }

@@ -205,6 +205,20 @@ fn schedules_keep_and_wait_as_theory_says() {
 }
 
 #[test]
+fn messages_that_are_needed_in_another_order_than_they_are_sent_are_kept() {
+    let action = |kind, micro| Action { kind, micro, chunk: 0 };
+    let (forward, backward) = (|micro| action(Kind::Forward, micro), |micro| action(Kind::Backward, micro));
+    let first = vec![forward(0), forward(1), forward(2), backward(0), backward(1), backward(2)];
+    let last = vec![forward(2), backward(2), forward(0), forward(1), backward(1), backward(0)];
+    let samples = [(0, 3), (3, 1), (4, 2)];
+    let crossed = gradients(&Schedule::of(2, 1, 3, vec![first, last]).unwrap(), &samples);
+    let plain = gradients(&Schedule::gpipe(2, 3).unwrap(), &samples);
+    for (here, expected) in crossed.iter().flatten().zip(plain.iter().flatten()) {
+        assert!((here - expected).abs() < 1e-12, "{here} is not {expected}");
+    }
+}
+
+#[test]
 fn what_cannot_be_carried_out_is_refused_when_it_is_made() {
     let problem = |schedule: Result<Schedule>| match schedule {
         Err(Error::Usage(text)) => text,

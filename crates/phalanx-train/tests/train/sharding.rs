@@ -2,6 +2,7 @@
 
 use phalanx::{Comm, bf16};
 use phalanx_train::device::Host;
+use phalanx_train::mesh::{Axis, Mesh, Placement, Plan};
 use phalanx_train::optimizer::{AdamW, Matrices, Muon, Optimizer, Piece, Sgd};
 use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
 
@@ -270,6 +271,64 @@ fn what_cannot_be_is_refused_before_anything_is_sent() {
         let mut group = new(&comm, &layout, &optimizer);
         let wrong = group.reduce_gradient(&comm, &&[1.0][..], Reduction::Mean).unwrap_err().to_string();
         assert!(wrong.contains("a gradient of 1 numbers for a layout of 128"), "{wrong}");
+    })
+    .unwrap();
+}
+
+#[test]
+fn prefetched_parameters_are_those_that_are_gathered() {
+    phalanx::run(3, |comm| {
+        let sgd = Sgd { learning_rate: 0.5, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+        let mut groups: Vec<ShardedGroup<Host, f32, f32>> = (0..4)
+            .map(|number| {
+                let layout = FlatLayout::new(&[("w", [7, 30 + number])], 3).unwrap();
+                let initial: Vec<f32> = (0..layout.len()).map(|at| (at * (number + 1)) as f32).collect();
+                ShardedGroup::new(&comm, &Host, layout, &initial, &sgd).unwrap()
+            })
+            .collect();
+        for step in 0..3 {
+            for number in 0..groups.len() {
+                groups[number].gather(&comm).unwrap();
+                if let Some(next) = groups.get_mut(number + 1) {
+                    next.prefetch(&comm).unwrap();
+                    // A second time is none.
+                    next.prefetch(&comm).unwrap();
+                }
+                let len = groups[number].layout().len();
+                let expected = |at: usize| (at * (number + 1)) as f32 - 0.5 * step as f32;
+                let used = groups[number].layout().range("w").unwrap();
+                let parameters = groups[number].gather(&comm).map(|all| all[used.clone()].to_vec()).unwrap();
+                for (at, parameter) in parameters.iter().enumerate() {
+                    assert_eq!(*parameter, expected(at));
+                }
+                groups[number].reduce_gradient(&comm, &&vec![1.0; len][..], Reduction::Mean).unwrap();
+                groups[number].release();
+            }
+            // One that is on its way when the step is made is of the old parameters, and is not used.
+            groups[0].prefetch(&comm).unwrap();
+            groups.iter_mut().for_each(|group| group.step(&sgd, 1.0).unwrap());
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn plans_that_groups_cannot_follow_are_refused() {
+    phalanx::run(2, |comm| {
+        let mesh = Mesh::new(&comm, &[(Axis::Tensor, 2)]).unwrap();
+        let place = |axis, placement| {
+            let plan = Plan::new().rule("w", &[(axis, placement)]);
+            FlatLayout::placed(&plan, mesh.shape(), mesh.rank(), &[("w", [4, 4])])
+        };
+        let error = place(Axis::Shard, Placement::Split(0)).unwrap_err().to_string();
+        assert!(error.contains("\"w\"") && error.contains("divided along Shard themselves"), "{error}");
+        assert!(place(Axis::Tensor, Placement::Partial).is_err());
+        let layout = place(Axis::Tensor, Placement::Split(1)).unwrap();
+        let (shard, initial) = (mesh.comm(Axis::Shard), vec![0.0f32; layout.len()]);
+        let muon = Muon::new(0.1);
+        let group = ShardedGroup::<_, f32, f32>::new(shard, &Host, layout, &initial, &muon);
+        let error = group.unwrap_err().to_string();
+        assert!(error.contains("the plan splits parameter \"w\""), "{error}");
     })
     .unwrap();
 }

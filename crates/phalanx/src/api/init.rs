@@ -1,7 +1,11 @@
-//! Ways to get a communicator with default settings: [`init`], [`join`] and [`run`].
+//! Ways to get a communicator with default settings: [`init`], [`join`] and [`run`]; and [`dry_run`], which has no peers.
 
 use super::comm::Comm;
+use crate::contract::DryCall;
+use crate::os::sync::lock;
+use crate::start;
 use crate::types::error::Result;
+use crate::watch;
 
 /// Makes the communicator of this process from the launcher's variables; without them, a world of one.
 ///
@@ -36,4 +40,35 @@ pub fn join() -> Result<Comm> {
 /// [`UsageError::WorldSize`](crate::UsageError::WorldSize) for 0 ranks or more than 512; [`SystemError`](crate::SystemError) if threads or memory are short.
 pub fn run<R: Send>(ranks: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>> {
     Comm::builder().run(ranks, f)
+}
+
+/// Runs `f` as rank `rank` of `ranks` ranks, of which the others do not exist, and lists every operation that it calls: what the rank
+/// would send and receive. Nothing is sent.
+///
+/// ```
+/// use phalanx::ReduceOp;
+///
+/// let (sum, calls) = phalanx::dry_run(5, 8, |comm| {
+///     let rows = comm.split_grid(&[2, 4], &[&[1]])?.remove(0);
+///     let mut gradient = [1.0f32; 100];
+///     rows.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;
+///     phalanx::Result::Ok(gradient[0])
+/// })?;
+/// assert_eq!(sum?, 4.0); // as if the other ranks of the row had the same data
+/// assert_eq!(calls[1].to_string(), "all_reduce of f32, 400 B in, 400 B out, 4 ranks from 4 to 7");
+/// # Ok::<(), phalanx::Error>(())
+/// ```
+///
+/// An operation gives what it would if every other rank held the same data as this one. What only another rank has is 0: a message, or the
+/// buffer of another root; in place, that buffer stays as it was. The buffers are in host memory. `ranks` may be any number.
+///
+/// # Errors
+/// [`UsageError::Setting`](crate::UsageError::Setting) if there is no such rank. Within `f`, [`split`](Comm::split), [`shrink`](Comm::shrink) and [`grow`](Comm::grow) are
+/// [`Error::Unsupported`](crate::Error::Unsupported), since they depend on ranks that do not exist; [`split_grid`](Comm::split_grid) works.
+pub fn dry_run<R>(rank: usize, ranks: usize, f: impl FnOnce(Comm) -> R) -> Result<(R, Vec<DryCall>)> {
+    let (new, log) = start::dry_rank(rank, ranks)?;
+    watch::begin()?;
+    let result = f(Comm::from(new));
+    let calls = std::mem::take(&mut *lock(&log));
+    Ok((result, calls))
 }

@@ -1,5 +1,6 @@
 //! The backends: what carries a communicator's data. None uses another.
 
+pub(crate) mod dry_run;
 pub(crate) mod host;
 #[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
 pub(crate) mod mpi;

@@ -16,10 +16,12 @@ pub enum BackendKind {
     Rccl,
     /// NVIDIA's OpenSHMEM: each rank is a process with a GPU. Used only on request.
     Nvshmem,
+    /// No backend that can be chosen: that of [`dry_run`](crate::dry_run), whose other ranks do not exist.
+    DryRun,
 }
 
 impl BackendKind {
-    /// The name used by `PHALANX_BACKEND`.
+    /// The name used by `PHALANX_BACKEND` (which does not take `dry_run`).
     pub const fn name(self) -> &'static str {
         match self {
             BackendKind::Solo => "solo",
@@ -28,6 +30,7 @@ impl BackendKind {
             BackendKind::Mpi => "mpi",
             BackendKind::Rccl => "rccl",
             BackendKind::Nvshmem => "nvshmem",
+            BackendKind::DryRun => "dry_run",
         }
     }
 }

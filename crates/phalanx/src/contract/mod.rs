@@ -6,6 +6,7 @@
 
 mod backend;
 mod call;
+mod dry_call;
 mod flow;
 mod grid;
 pub(crate) mod hosts;
@@ -17,6 +18,7 @@ mod transfer;
 
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
+pub use dry_call::DryCall;
 pub(crate) use flow::{Flow, Who};
 pub(crate) use grid::RankGrid;
 pub use kind::BackendKind;

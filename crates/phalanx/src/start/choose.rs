@@ -141,6 +141,10 @@ pub(super) fn decide(
             let expected = "another, since there are more ranks than this one".into();
             Err(UsageError::Setting { name: name.into(), value: "solo".into(), expected }.into())
         }
+        Some((BackendKind::DryRun, name)) => {
+            let expected = "a backend whose ranks exist; a dry run is phalanx::dry_run".into();
+            Err(UsageError::Setting { name: name.into(), value: "dry_run".into(), expected }.into())
+        }
         // Processes exchange the GPUs that they see when they meet.
         Some((backend, name))
             if [nccl, rccl, nvshmem].contains(&backend) && (ranks.are_threads || ranks.all == Some(1)) =>

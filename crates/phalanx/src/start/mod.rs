@@ -5,6 +5,7 @@
 //! | `choose.rs` | which backend a process would use, and why |
 //! | `processes.rs` | `init` and `join`: communicators of processes |
 //! | `threads.rs` | `run`: communicators of threads |
+//! | `dry_run.rs` | `dry_run`: one rank whose peers do not exist |
 //! | `hosts.rs` | communicators of ranks on several hosts |
 //! | `mpi/`, `no_mpi.rs` | ranks that an MPI launcher started |
 //! | `gpus.rs` | the backends on GPUs, as far as they are built in |
@@ -15,6 +16,7 @@
 
 mod agreement;
 mod choose;
+mod dry_run;
 mod gpus;
 mod hosts;
 mod job_store;
@@ -27,6 +29,7 @@ mod processes;
 mod threads;
 
 pub use choose::{Choice, choose, launched};
+pub(crate) use dry_run::dry_rank;
 #[cfg(feature = "_gpu")]
 pub(crate) use gpus::host_channel;
 pub(crate) use processes::{init, join};
