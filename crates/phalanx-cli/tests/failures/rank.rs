@@ -190,8 +190,9 @@ fn fault(step: impl Display) -> Option<Next> {
         "stop for a while" => {
             let wait = format!("until [ -e {} ]; do sleep 0.02; done; sleep 0.5", in_folder(SHRUNK));
             let script = format!("{wait}; kill -CONT {}", std::process::id());
-            Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
+            let mut shell = Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
             kill_process(getpid(), Signal::STOP).unwrap();
+            shell.wait().expect("it has ended, or is about to");
             None
         }
         // It has a fault when the others are in an operation, or call nothing.
