@@ -1,5 +1,6 @@
 //! Operations and layers against one rank: values and gradients, on ranks as threads and as processes.
 
+mod checkpoints;
 mod collectives;
 mod data_parallel;
 mod errors;
@@ -16,7 +17,8 @@ use std::process::ExitCode;
 /// What each rank does, by name.
 type Case = (&'static str, fn(&Ranks) -> Result<()>);
 
-const CASES: [&[Case]; 4] = [collectives::CASES, tensor_parallel::CASES, data_parallel::CASES, errors::CASES];
+const CASES: [&[Case]; 5] =
+    [checkpoints::CASES, collectives::CASES, tensor_parallel::CASES, data_parallel::CASES, errors::CASES];
 
 /// In a rank process: the case that its argument names.
 fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
