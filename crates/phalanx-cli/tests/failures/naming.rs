@@ -16,7 +16,9 @@ pub fn trials() -> Vec<Trial> {
     });
     let at_start = Trial::test("naming::a_rank_that_ends_before_the_others_have_met_is_named", ends_at_start);
     let stopped = Trial::test("naming::a_rank_that_is_stopped_is_named", is_stopped);
-    by_fault.chain([backtrace, at_start, stopped]).collect()
+    let forged =
+        Trial::test("naming::a_report_of_another_job_does_not_count", a_report_of_another_job_does_not_count);
+    by_fault.chain([backtrace, at_start, stopped, forged]).collect()
 }
 
 fn is_named(fault: &str, backtrace: Option<&str>) -> Result<(), Failed> {
@@ -61,6 +63,13 @@ fn is_stopped() -> Result<(), Failed> {
         }
     }
     if said.code == Some(1) { Ok(()) } else { Err(format!("exit status {:?}", said.code).into()) }
+}
+
+fn a_report_of_another_job_does_not_count() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let said = say(launch("-n 3", "fail", "forge@10:1,exit 3@11:1", folder.path()));
+    let named = said.stderr.contains("rank 1 failed first: exit status 3");
+    if named && said.code == Some(3) { Ok(()) } else { Err(said.stderr.into()) }
 }
 
 fn ends_at_start() -> Result<(), Failed> {

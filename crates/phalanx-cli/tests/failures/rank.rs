@@ -5,6 +5,8 @@ use phalanx::{Comm, ReduceOp};
 use phalanx_train::elastic::{Model, Recovery, Trainer};
 use rustix::process::{Signal, getpid, kill_process};
 use std::fmt::Display;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -193,6 +195,18 @@ fn fault(step: impl Display) -> Option<Next> {
             let mut shell = Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
             kill_process(getpid(), Signal::STOP).unwrap();
             shell.wait().expect("it has ended, or is about to");
+            None
+        }
+        // It tells the launcher, as a rank of another job, that rank 2 is at fault.
+        "forge" => {
+            let report = format!(
+                "job=another\nrank={rank}\nprocess={}\nevent=failed\nranks=2\nprocesses=\nwhy=forged",
+                std::process::id()
+            );
+            let launcher = std::env::var("PHALANX_LAUNCHER").expect("the launcher's socket");
+            let launcher = SocketAddr::from_abstract_name(launcher).expect("a name");
+            let socket = UnixDatagram::unbound().expect("a socket");
+            socket.send_to_addr(report.as_bytes(), &launcher).expect("the launcher listens");
             None
         }
         // It has a fault when the others are in an operation, or call nothing.

@@ -456,6 +456,19 @@ fn a_timeout_holds_for_ranks_that_go_on_after_a_signal() {
 }
 
 #[test]
+fn options_that_do_not_go_together_are_refused() {
+    for options in [
+        "--restarts 1 --max-restarts 1",
+        "--restarts 1 --nnodes 2 --node-rank 0 --store 127.0.0.1:1 --token-file /nowhere",
+        "--keep-going --max-restarts 1",
+        "--min-ranks 2",
+    ] {
+        let said = say(launch(&format!("-n 2 {options}"), "echo started"));
+        assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{options}: {}", said.stderr);
+    }
+}
+
+#[test]
 fn what_cannot_be_started_is_explained() {
     let missing = say(phalanx("launch -n 2 -- no-such-program-anywhere"));
     assert_eq!(missing.code, Some(127));

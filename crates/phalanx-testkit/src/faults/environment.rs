@@ -10,6 +10,12 @@ use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("environment/init", init),
+    Scenario::process("environment/grow_alone", |_| {
+        let comm = phalanx::init().map_err(|error| error.to_string())?;
+        let fields = verdict::expected(comm.grow(1), "growing a world of one")?;
+        comm.barrier().map_err(|error| error.to_string())?;
+        Ok(fields.to_string())
+    }),
     Scenario::process("environment/builder_timeout", |_| {
         let comm = phalanx::Comm::builder().timeout(Duration::from_secs(7)).init();
         let comm = comm.map_err(|error| error.to_string())?;
@@ -62,6 +68,9 @@ pub fn cases() -> Vec<Case> {
     add("malformed", malformed);
     add("incomplete", incomplete);
     add("timeout_variable", timeout_variable);
+    add("a_world_of_one_cannot_grow", || {
+        has(&one(Launch::alone("environment/grow_alone"))?, "kind", "unsupported")
+    });
     add("builder_before_variable", || {
         let fields = one(Launch::alone("environment/builder_timeout").env("PHALANX_TIMEOUT", "50"))?;
         has(&fields, "timeout_s", 7)

@@ -3,13 +3,20 @@
 //! The thread that ends a hanging job says why first. It must come to the end whatever becomes of what it says.
 
 use super::Case;
+use super::common::has;
 use crate::mpi::{Ended, Installation};
 use crate::scenario::{Outcome, Scenario};
+use crate::verdict;
 use phalanx::{Comm, ReduceOp};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("mpi/error_stream", error_stream),
+    Scenario::rank("mpi/grow", |comm, _| {
+        let fields = verdict::expected(comm.grow(1), "growing on MPI")?;
+        has(&fields, "kind", "unsupported")?;
+        comm.barrier().map(|()| String::new()).map_err(|error| error.to_string())
+    }),
     Scenario::rank("mpi/stopped_as_a_whole", |comm, _| stopped_as_a_whole(&comm)),
 ];
 
@@ -41,6 +48,9 @@ pub fn cases() -> Vec<Case> {
             add(format!("error_stream/deadline/{stream}"), deadline_passes);
             add(format!("error_stream/exit/{stream}"), rank_exits);
         }
+        add("grow".into(), |installation, _| {
+            installation.job(2).scenario("mpi/grow", &[]).succeed().map(drop)
+        });
         add("stopped_as_a_whole".into(), |installation, _| {
             installation.job(3).scenario("mpi/stopped_as_a_whole", &[]).succeed().map(drop)
         });

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("records/work", work),
     Scenario::rank("records/hang", |comm, _| hang(&comm)),
+    Scenario::process("records/the_last_1024", |_| the_last_1024()),
     Scenario::process("records/full_disk", without_room),
 ];
 
@@ -24,6 +25,9 @@ pub fn cases() -> Vec<Case> {
     vec![
         Case::new("processes/records/on_failure", on_failure),
         Case::new("processes/records/on_a_signal", on_a_signal),
+        Case::new("processes/records/the_last_1024", || {
+            Launch::new("records/the_last_1024", 2).deadline(DEADLINE).reports().map(drop)
+        }),
         Case::new("processes/records/on_a_full_disk", on_a_full_disk).ignored(full_disk::cannot_mount()),
     ]
 }
@@ -153,6 +157,24 @@ fn on_a_full_disk() -> Result<(), String> {
     let verdict = one_verdict(&reports, 2).map_err(|problem| format!("{problem}{}", describe(&ended)))?;
     has(&verdict, "rank", 1)?;
     has(&verdict, "event", "Panicked")
+}
+
+/// More operations than a record has room for.
+fn the_last_1024() -> Outcome {
+    const LAST: usize = 1024;
+    const MORE: usize = 300;
+    let text = |error: phalanx::Error| error.to_string();
+    let comm = phalanx::init().map_err(text)?;
+    let folder = Folder::new(&format!("last-{}", comm.rank()));
+    (0..LAST + MORE).try_for_each(|_| comm.barrier()).map_err(text)?;
+    comm.write_flight_record(&folder.0).map_err(text)?;
+    let records = folder.records()?;
+    let [record] = &records[..] else { return Err(format!("{} records", records.len())) };
+    contains(record, &format!("\"made\":{},\"lost\":{MORE},", LAST + MORE))?;
+    match record.matches("\"operation\":\"barrier\"").count() {
+        LAST => Ok(String::new()),
+        other => Err(format!("{other} operations")),
+    }
 }
 
 /// Rank 0 does not come for a while.
