@@ -37,6 +37,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("hosts/cycles", move || perform(communicators::SCENARIOS, "cycles", gpus, hosts)),
         Trial::test("hosts/killed", move || lost(gpus, hosts, Fault::Kill, "its process ended")),
         Trial::test("hosts/stopped", move || lost(gpus, hosts, Fault::Stop, "nothing is heard of it")),
+        Trial::test("hosts/stopped_for_less_than_the_heartbeat_timeout", move || {
+            stopped_for_less(gpus, hosts)
+        }),
         Trial::test("hosts/torchrun", move || torchrun(gpus, hosts)),
         Trial::test("hosts/killed_with_the_store", move || lost_with_the_store(gpus, hosts)),
         Trial::test("hosts/missing_at_init", move || missing(gpus, hosts)),
@@ -137,12 +140,27 @@ fn going_on(comm: Comm, _: &[String]) -> Outcome {
 /// The last rank, which is elsewhere than rank 0, is lost; the others say so, and go on without it.
 fn lost(gpus: usize, hosts: usize, fault: Fault, why: &str) -> Result<(), Failed> {
     let victim = gpus - 1;
-    let reports = without(on_hosts("going_on", gpus, hosts), gpus, victim, fault)?;
+    let reports = without(on_hosts("going_on", gpus, hosts).start()?, gpus, victim, fault)?;
     for [waited, survivors, error] in &reports {
         assert!(waited.parse::<f64>()? < LIMIT.as_secs_f64(), "{waited}");
         assert!(survivors.starts_with(&format!("{victim} on ")), "{survivors}");
         assert!(error.contains(&format!("rank {victim} is gone: {why}")), "{error}");
         assert_eq!(*error, reports[0][2]);
+    }
+    Ok(())
+}
+
+/// A rank that is silent for longer than the default, and for less than the variable allows, is not lost. The store is in rank 0.
+fn stopped_for_less(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let victim = gpus - 1;
+    let launch = on_hosts("going_on", gpus, hosts).env("PHALANX_HEARTBEAT_TIMEOUT", "9");
+    let mut world = under_torchrun(launch, gpus, hosts)?.start()?;
+    (0..gpus).try_for_each(|rank| world.await_phase(rank, "running"))?;
+    world.inject(victim, Fault::Stop)?;
+    std::thread::sleep(Duration::from_millis(2500));
+    world.inject(victim, Fault::Continue)?;
+    for [_, _, error] in without(world, gpus, victim, Fault::Kill)? {
+        assert!(error.contains("its process ended"), "{error}");
     }
     Ok(())
 }
@@ -179,7 +197,7 @@ fn torchrun(gpus: usize, hosts: usize) -> Result<(), Failed> {
 /// The store is lost with rank 0: nobody is left to ask, but all know.
 fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
     let launch = under_torchrun(on_hosts("going_on", gpus, hosts), gpus, hosts)?;
-    for [waited, survivors, error] in without(launch, gpus, 0, Fault::Kill)? {
+    for [waited, survivors, error] in without(launch.start()?, gpus, 0, Fault::Kill)? {
         assert!(waited.parse::<f64>()? < LIMIT.as_secs_f64(), "{waited}");
         assert!(survivors.contains("the job's store is gone"), "{survivors}");
         assert!(error.contains("rank 0 is gone: its process ended"), "{error}");
@@ -188,8 +206,7 @@ fn lost_with_the_store(gpus: usize, hosts: usize) -> Result<(), Failed> {
 }
 
 /// What the others report when a rank is lost.
-fn without(launch: Launch, gpus: usize, victim: usize, fault: Fault) -> Result<Vec<[String; 3]>, Failed> {
-    let mut world: World = launch.start()?;
+fn without(mut world: World, gpus: usize, victim: usize, fault: Fault) -> Result<Vec<[String; 3]>, Failed> {
     for rank in 0..gpus {
         world.await_phase(rank, "running")?;
     }
