@@ -194,7 +194,7 @@ fn fault(step: impl Display) -> Option<Next> {
             let script = format!("{wait}; kill -CONT {}", std::process::id());
             let mut shell = Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
             kill_process(getpid(), Signal::STOP).unwrap();
-            shell.wait().expect("it has ended, or is about to");
+            shell.wait().expect("it has ended");
             None
         }
         // It tells the launcher, as a rank of another job, that rank 2 is at fault.
