@@ -306,7 +306,11 @@ impl Communicator {
         }
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
-            self.control_channel.give_up();
+            // At such an exit the communicator has been ended under this operation: the others are to see that the process is gone, and
+            // not that it has aborted.
+            if !super::watchdog::exits_badly() {
+                self.control_channel.give_up();
+            }
             self.abort();
         }
         self.failed.get_or_init(|| error).clone()

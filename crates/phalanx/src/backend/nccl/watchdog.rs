@@ -16,6 +16,7 @@ use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::ncclResult_t;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
@@ -83,6 +84,14 @@ pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
     Ok(())
 }
 
+/// Whether the process exits with a status other than 0.
+static EXITS_BADLY: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process exits with a status other than 0: its communicators are ended then, also under threads that are in operations.
+pub(super) fn exits_badly() -> bool {
+    EXITS_BADLY.load(Ordering::Acquire)
+}
+
 /// The process exits with communicators that nobody has dropped. After the library's own destructors its
 /// threads would crash (those that serve its sockets do), and peers would lose what is still on its way to
 /// them.
@@ -94,6 +103,7 @@ fn end(status: Option<c_int>) {
         lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
     let alive: Vec<_> = watched.into_iter().filter(|one| !one.has_ended()).collect();
     let is_well = status.unwrap_or(0) == 0;
+    EXITS_BADLY.store(!is_well, Ordering::Release);
     let longest = alive.iter().map(|one| one.control_channel.timeout()).max().unwrap_or_default();
     let limit = if is_well { longest + 2 * ENDING } else { ENDING };
     let (sender, ended) = channel::<()>();
