@@ -5,7 +5,8 @@
 //! start with [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its
 //! versions, what fails) is listed in its `settings` module.
 
-use crate::processes::{self, GPU_ALGORITHM, Launch};
+use crate::gpus::GPU_ALGORITHM;
+use crate::processes::{self, Launch};
 use object::{Object, ObjectSection};
 use std::io;
 use std::ops::Range;

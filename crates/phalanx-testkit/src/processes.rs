@@ -8,6 +8,7 @@
 
 use crate::fault::{self, Fault};
 use crate::fields::{escape, unescape};
+use crate::gpus::GPU_ALGORITHM;
 use crate::hosts::Elsewhere;
 use crate::mpi;
 use crate::scenario::{Body, Outcome, Scenario};
@@ -17,7 +18,6 @@ use phalanx::internal::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -26,13 +26,6 @@ use std::time::{Duration, Instant};
 const SCENARIOS: &str = "PHALANX_TESTKIT_SCENARIOS";
 /// How many ranks a process has, as threads of its own, which do the scenarios.
 const THREADS: &str = "PHALANX_TESTKIT_THREADS";
-/// Says whether NCCL or phalanx's own kernels carry collectives out.
-pub const GPU_ALGORITHM: &str = "PHALANX_GPU_ALGORITHM";
-
-/// Whether own kernels carry out all that they can, whatever its length.
-pub static ARE_OWN_KERNELS_FORCED: LazyLock<bool> = LazyLock::new(|| {
-    std::env::var(GPU_ALGORITHM).is_ok_and(|algorithm| !matches!(&*algorithm, "auto" | "nccl"))
-});
 const PHASE: &str = "@phase ";
 const OUTCOME_OK: &str = "@ok ";
 const OUTCOME_ERROR: &str = "@error ";

@@ -3,8 +3,8 @@
 //! `inputs[r]` is what rank r sends, the result's entry r what rank r receives. Nothing is shared with the
 //! library: the accumulators are `f64`, `f32` and `i128`, the small floats come from [`crate::minifloat`].
 
+use crate::gpus::ARE_OWN_KERNELS_FORCED;
 use crate::number::{Number, Wide};
-use crate::processes::ARE_OWN_KERNELS_FORCED;
 use crate::random::ANY_ORDER_IS_RIGHT;
 use phalanx::{BackendKind, DType, ReduceOp};
 

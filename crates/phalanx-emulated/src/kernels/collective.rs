@@ -2,9 +2,9 @@
 
 use super::element::*;
 use super::exchange::Arguments;
-use super::grid::{Grid, Warp};
 use super::lane::{INBOX, LL, LL128, MAX_RANKS, Protocol};
 use super::launch::parameter;
+use super::warps::{Grid, Warp};
 use super::{moving, reduce};
 use crate::base::call::Code;
 use crate::base::handles::Handle;

@@ -1,7 +1,7 @@
 //! A warp's exchange of steps with all peers (`Exchange` and `Once` in `gpu/kernels/collectives.cu`).
 
-use super::grid::Grid;
 use super::lane::{INBOX, Lane, MAX_RANKS, Protocol, Step};
+use super::warps::Grid;
 
 /// A peer's part of a kernel's arguments.
 #[repr(C)]

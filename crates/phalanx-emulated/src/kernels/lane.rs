@@ -4,8 +4,8 @@
 //! counts (LL's words carry their flag), and acquires or releases where it orders others: the flag of a line that
 //! arrives whole, and credits.
 
-use super::grid::{Grid, pause};
-use std::sync::atomic::AtomicU64;
+use super::warps::{Grid, pause};
+use super::words::{AtomicU64, word};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 pub const MAX_RANKS: usize = 16;
@@ -27,9 +27,9 @@ pub struct Protocol {
     pub lanes: usize,
     /// Words of data in a step.
     pub words: usize,
-    has_lines: bool,
+    pub has_lines: bool,
     /// Where its FIFOs are in an inbox.
-    start: u64,
+    pub start: u64,
 }
 
 /// 16 bytes: 4 of data, 4 of flag, 4 of data, 4 of flag.
@@ -62,13 +62,6 @@ impl Protocol {
         let slots = inbox + self.start + self.lanes as u64 * NUMBERS;
         slots + (lane as u64 * DEPTH + step % DEPTH) * SLOT
     }
-}
-
-/// A word of an inbox. The launch has checked that the inboxes of all ranks are memory that it reaches.
-fn word(address: u64) -> &'static AtomicU64 {
-    // SAFETY: aligned, and in an inbox, which all ranks access by atomics. If one is freed meanwhile, the crash is
-    // intended.
-    unsafe { &*(address as *const AtomicU64) }
 }
 
 /// A warp's end of its lane to and from every peer.

@@ -13,18 +13,19 @@
 //! | `exchange.rs` | a warp's exchange of steps with all peers |
 //! | `lane.rs` | a warp's end of its lane in the FIFOs between GPUs |
 //! | `element.rs` | element types and how they are combined |
-//! | `grid.rs` | warps that run side by side in one thread |
+//! | `warps.rs`, `words.rs` | warps that run side by side in one thread; words of the memory between GPUs |
 //!
 //! `collective.rs` and the files below follow `gpu/kernels/*.cu*` of phalanx line by line: the same memory layout, flags,
-//! step numbers and credits. A warp is an `async` function that is polled; its 32 threads are one.
+//! step numbers and credits. `shuttle.rs` of the testkit explores them. A warp is an `async` function that is polled; its 32 threads are one.
 
 mod atomics;
 mod collective;
 mod element;
 mod exchange;
-mod grid;
 mod image;
 mod lane;
 mod launch;
 mod moving;
 mod reduce;
+mod warps;
+mod words;

@@ -1,8 +1,8 @@
 //! What a warp does to move blocks: every rank gives each rank what is for it.
 
 use super::exchange::{Arguments, Exchange, Once, load_step, start_of, steps_of, store_step};
-use super::grid::Grid;
 use super::lane::Protocol;
+use super::warps::Grid;
 
 pub async fn move_once(arguments: &Arguments, grid: &Grid, protocol: &'static Protocol, lane: usize) {
     let (mut once, mut step) = Once::new(arguments, grid, protocol, lane);

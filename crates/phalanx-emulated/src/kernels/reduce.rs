@@ -2,8 +2,8 @@
 
 use super::element::{Convert, Number, PRE_MUL_SUM, Sum};
 use super::exchange::{Arguments, Exchange, Once, load_step, start_of, steps_of, store_step};
-use super::grid::Grid;
 use super::lane::{MAX_RANKS, Protocol};
+use super::warps::Grid;
 
 pub async fn reduce_once<E: Convert<A>, A: Number>(
     arguments: &Arguments,

@@ -4,12 +4,14 @@
 //! for other GPUs. The contract suite has all types and reductions (`nccl/own/`). Trials of this suite that are not
 //! about NCCL alone run again with own kernels: `own_kernels/again/`.
 
+use crate::failures::SLACK;
 use crate::world::{EMULATED, done, download, must, new_stream, stream};
 use crate::{
     communicators, exits, failures, groups, init_all, kept_errors, memory, messages, signals, streams, usage,
     watchdog,
 };
 use libtest_mimic::{Failed, Trial};
+use phalanx::cudarc::driver::result::mem_get_info;
 use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
 use phalanx::cudarc::driver::{CudaSlice, DeviceRepr};
 use phalanx::nccl::Graph;
@@ -20,7 +22,7 @@ use phalanx_testkit::random::{self, Random};
 use phalanx_testkit::reference::{self, Combine};
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/shapes", shapes),
@@ -30,12 +32,14 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/synced", synced),
     Scenario::rank("own_kernels/crossed", crossed),
     Scenario::rank("own_kernels/groups", in_groups),
+    Scenario::rank("own_kernels/aborted_graph", aborted_graph),
+    Scenario::rank("own_kernels/memory", memory_given_back),
 ];
 
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
 type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
 
-const WORLDS: [Worlds; 7] = [
+const WORLDS: [Worlds; 9] = [
     (
         "shapes",
         &[
@@ -62,6 +66,8 @@ const WORLDS: [Worlds; 7] = [
     ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
     ("groups", &[("ll", "threads", 3), ("ll128", "processes", 2)]),
+    ("aborted_graph", &[("ll", "threads", 2), ("ll128", "processes", 3)]),
+    ("memory", &[("ll", "threads", 2), ("ll", "processes", 3)]),
 ];
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -256,6 +262,17 @@ fn long(comm: Comm, _: &[String]) -> Outcome {
     let inputs: Vec<Vec<f32>> = (0..ranks).map(|rank| random::values(rank as u64, len)).collect();
     let send = shifted(&comm, &inputs[rank], 0)?;
     let factors: Vec<f32> = (0..ranks).map(|rank| rank as f32 + 2.0).collect();
+    // As many steps of each lane as its FIFO has slots, LL's and LL128's: with the factors' one more.
+    for len in [4 * 128 * 512 / 4, 4 * 1024 * 960 / 4] {
+        let mut recv = shifted(&comm, &vec![0.0; len], 0)?;
+        let factor = PreMulSum(factors[rank]);
+        must("reduce", comm.reduce(&send.slice(..len), &mut recv.slice_mut(..len), factor, 0))?;
+        if rank == 0 {
+            let inputs: Vec<_> = inputs.iter().map(|input| input[..len].to_vec()).collect();
+            let expected = reference::combined(&inputs, &Combine::PreMulSum(factors.clone()));
+            same("reduce", &unshifted(&comm, &recv, 0)?, &expected)?;
+        }
+    }
     for _ in 0..2 {
         let mut recv = shifted(&comm, &vec![0.0; len], 0)?;
         for root in [0, ranks - 1] {
@@ -414,5 +431,57 @@ fn in_groups(comm: Comm, _: &[String]) -> Outcome {
         same("broadcast", &download(&comm, &root)?, &[1 + round; 5])?;
         same("on the host", &on_host, &[expected; 200])?;
     }
+    done()
+}
+
+/// One rank does not launch the graph again: the others' kernels leave, the error names that rank, and the GPU works.
+fn aborted_graph(comm: Comm, _: &[String]) -> Outcome {
+    let (late, timeout) = (comm.world_size() - 1, Duration::from_secs(2));
+    let gpu = comm.gpu().ok_or("a GPU")?;
+    comm.set_timeout(timeout);
+    let buffer = stream(&comm).clone_htod(&[1u32; 100_000]).context(|| "upload".into())?;
+    let mut graph = must(
+        "capture",
+        Graph::capture(&comm, buffer, |group, buffer| group.all_reduce_in_place(buffer, ReduceOp::Max)),
+    )?;
+    must("launch", graph.launch().and_then(|()| comm.sync()))?;
+    let since = Instant::now();
+    let error = if comm.rank() == late {
+        std::thread::sleep(timeout + SLACK / 2);
+        comm.barrier().err()
+    } else {
+        graph.launch().and_then(|()| comm.sync()).err()
+    };
+    assert!(since.elapsed() < timeout + SLACK, "after {:?}", since.elapsed());
+    failures::names(error, late, "all_reduce(u32 × 100000, max").map_err(|failed| format!("{failed:?}"))?;
+    drop(graph);
+    drop(comm);
+    failures::still_works(gpu)?;
+    done()
+}
+
+/// The FIFOs' memory comes back, of communicators that end well and of those that fail.
+fn memory_given_back(comm: Comm, _: &[String]) -> Outcome {
+    let free = || -> Result<usize, String> {
+        stream(&comm).context().bind_to_thread().context(|| "bind".into())?;
+        Ok(mem_get_info().context(|| "mem_get_info".into())?.0)
+    };
+    must("barrier", comm.barrier())?;
+    let before = free()?;
+    for fails in [false, true, false] {
+        let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+        let mut buffer = stream(&part).clone_htod(&[1u64; 3000]).context(|| "upload".into())?;
+        must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| part.sync()))?;
+        assert!(free()? < before, "the FIFOs take memory");
+        must("barrier", part.barrier())?;
+        drop(buffer);
+        if fails { part.abort() } else { drop(part) }
+    }
+    let since = Instant::now();
+    while free()? < before {
+        assert!(since.elapsed() < Duration::from_secs(20), "{} bytes are left", before - free()?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    must("barrier", comm.barrier())?;
     done()
 }

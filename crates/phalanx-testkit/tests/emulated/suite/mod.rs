@@ -6,6 +6,7 @@ mod communicators;
 mod cuda;
 mod ending;
 mod failures;
+mod ipc;
 mod matrix;
 mod nccl;
 mod operations;
@@ -30,6 +31,7 @@ pub fn main() -> ExitCode {
         communicators::SCENARIOS,
         ending::SCENARIOS,
         failures::SCENARIOS,
+        ipc::SCENARIOS,
         violations::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
@@ -43,6 +45,7 @@ pub fn main() -> ExitCode {
         communicators::trials(),
         ending::trials(),
         failures::trials(),
+        ipc::trials(),
         violations::trials(),
     ];
     suite::run(&Arguments::from_args(), trials.into_iter().flatten().collect(), SHARES)

@@ -4,8 +4,6 @@ use super::communicator::{Communicator, OwnKernel};
 use super::device::StreamMemory;
 #[cfg(feature = "nccl")]
 use super::direct::{KernelLaunch, is_empty_of_own_type};
-#[cfg(feature = "nccl")]
-use super::group;
 use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
@@ -84,13 +82,14 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         #[cfg_attr(not(feature = "nccl"), expect(unused))] own_kernel: Option<OwnKernel<'_>>,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] is_grouped: bool,
         needs: &mut Needs,
     ) -> Result<Progress> {
         #[cfg(feature = "nccl")]
         if let Some((direct, algorithm)) = own_kernel {
             // SAFETY: the caller's contract.
             let launch = unsafe { direct.prepare(&self.device, self.rank, call, algorithm) }?;
-            if group::is_open() {
+            if is_grouped {
                 needs.own_kernel = Some(Box::new(launch));
             } else {
                 // SAFETY: as above.

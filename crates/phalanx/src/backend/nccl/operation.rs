@@ -160,7 +160,8 @@ pub(crate) unsafe fn collective_with(
         }
     };
     // SAFETY: as above; the addresses are on the device now.
-    let enqueue = |needs: &mut Needs| unsafe { communicator.carry_out(call, own_kernel, needs) };
+    let enqueue =
+        |needs: &mut Needs| unsafe { communicator.carry_out(call, own_kernel, group::is_open(), needs) };
     launch(communicator, (&announced, arrival), call.stream, &mut needs, &mut returns, enqueue)
 }
 

@@ -3,6 +3,8 @@
 //! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic) and `collectives.cu`.
 //! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
 //! Users need no compiler.
+//!
+//! Tests without a GPU run a model of them: `crates/phalanx-emulated/src/kernels` follows these files line by line.
 
 use crate::gpu::cuda::failed;
 use crate::os::sync::lock;

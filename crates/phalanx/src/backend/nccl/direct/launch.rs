@@ -82,8 +82,7 @@ impl Direct {
         call: &Call<'_>,
         algorithm: Algorithm,
     ) -> Result<KernelLaunch> {
-        let _current = device.enter();
-        let kernel = self.loaded(algorithm)?.get(algorithm.kernel());
+        let kernel = self.loaded(device, algorithm)?.get(algorithm.kernel());
         let arguments = self.arguments(rank, call, algorithm);
         let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
@@ -126,11 +125,12 @@ impl Direct {
         })
     }
 
-    fn loaded(&self, algorithm: Algorithm) -> Result<&Kernels> {
+    fn loaded(&self, device: &GpuDevice, algorithm: Algorithm) -> Result<&Kernels> {
         let place = &self.kernels[algorithm.module.index()];
         match place.get() {
             Some(kernels) => Ok(kernels),
             None => {
+                let _current = device.enter();
                 let kernels = Kernels::load(self.gpu, algorithm.module)?;
                 Ok(place.get_or_init(|| kernels))
             }
