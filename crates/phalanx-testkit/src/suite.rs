@@ -4,7 +4,7 @@
 //! names, CI runs one in seven. Which trials run:
 //!
 //! - By default, what a contributor waits for: of the long trials in CI's sample 0, those whose name has a word that no other running
-//!   trial has, numbers aside. For example, `threads/reduce/f32` and `processes/reduce/4` do without `processes/reduce/1`.
+//!   trial has, numbers aside. What a suite calls slow is left to CI. For example, `threads/reduce/f32` and `processes/reduce/4` do without `processes/reduce/1`.
 //! - With `PHALANX_TEST_SAMPLE=1`, CI's sample of that number. Trials are counted within a family: the name without
 //!   its last part. Families start at different trials, so that together they cover what they vary. A share of one
 //!   trial in four has four samples, which together are all its trials; a share of one in one runs.
@@ -27,15 +27,15 @@ const SAMPLED_OUT: &str = "sampled out: PHALANX_TEST_FULL=1 runs it";
 pub type Share = (&'static str, usize);
 
 /// Runs trials. The first of the shares that fits a trial's name counts for it; a trial without one always
-/// runs.
-pub fn run(args: &Arguments, trials: Vec<Trial>, shares: &[Share]) -> ExitCode {
+/// runs, but by default those with a name that has one of the parts in `slow`: they wait for a deadline, or compute for seconds.
+pub fn run(args: &Arguments, trials: Vec<Trial>, shares: &[Share], slow: &[&str]) -> ExitCode {
     let trials = if is_full() || args.filter.is_some() {
         trials
     } else if let Some(number) = sample() {
         let out = out_of_sample(&trials, number, shares);
         without(trials, out)
     } else {
-        let out = out_by_default(&trials, shares);
+        let out = out_by_default(&trials, shares, slow);
         without(trials, out)
     };
     libtest_mimic::run(args, trials).exit_code()
@@ -112,8 +112,11 @@ fn out_of_sample(trials: &[Trial], sample: usize, shares: &[Share]) -> Vec<bool>
 }
 
 /// Which trials are left out by default.
-fn out_by_default(trials: &[Trial], shares: &[Share]) -> Vec<bool> {
+fn out_by_default(trials: &[Trial], shares: &[Share], slow: &[&str]) -> Vec<bool> {
     let mut out = out_of_sample(trials, 0, shares);
+    for (out, trial) in out.iter_mut().zip(trials) {
+        *out |= !trial.has_ignored_flag() && slow.iter().any(|part| trial.name().contains(part));
+    }
     let able = trials.iter().enumerate().filter(|(place, trial)| !trial.has_ignored_flag() && !out[*place]);
     let (mut long, short): (Vec<_>, Vec<_>) = able.partition(|(_, trial)| share(trial, shares).is_some());
     let mut covered: HashSet<&str> = short.iter().flat_map(|(_, trial)| words(trial)).collect();
@@ -169,7 +172,7 @@ mod tests {
     /// Names of trials that run, of those with these names.
     fn running<'a>(names: &[&'a str], shares: &[Share]) -> Vec<&'a str> {
         let trials: Vec<_> = names.iter().map(|name| Trial::test(*name, || Ok(()))).collect();
-        let out = out_by_default(&trials, shares);
+        let out = out_by_default(&trials, shares, &[]);
         names.iter().zip(out).filter(|(_, out)| !out).map(|(name, _)| *name).collect()
     }
 
@@ -212,6 +215,12 @@ mod tests {
     }
 
     #[test]
+    fn by_default_what_is_slow_is_left_out() {
+        let trials: Vec<_> = ["long/a", "short/slow"].map(|name| Trial::test(name, || Ok(()))).into();
+        assert_eq!(out_by_default(&trials, &[("long/", 1)], &["slow"]), [false, true]);
+    }
+
+    #[test]
     fn by_default_nothing_runs_that_sample_0_leaves_out() {
         let names = ["long/a", "long/b", "long/c", "long/d", "long/e", "long/f"];
         assert_eq!(running(&names, &[("long/", 3)]).len(), 2);
@@ -221,7 +230,7 @@ mod tests {
     fn what_cannot_run_keeps_its_reason() {
         let shares = [("", 1000)];
         let trials = || vec![ignored("family/trial", "no GPU")];
-        for out in [out_of_sample(&trials(), 0, &shares), out_by_default(&trials(), &shares)] {
+        for out in [out_of_sample(&trials(), 0, &shares), out_by_default(&trials(), &shares, &["family"])] {
             assert_eq!(without(trials(), out)[0].kind(), "no GPU");
         }
     }

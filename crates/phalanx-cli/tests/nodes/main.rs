@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     args.test_threads.get_or_insert(1);
     let trials =
         [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];
-    suite::run(&args, trials.into_iter().flatten().collect(), SHARES)
+    suite::run(&args, trials.into_iter().flatten().collect(), SHARES, &[])
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -54,6 +54,20 @@ const SHARES: &[Share] = &[
     ("processes/", 1),
 ];
 
+/// What computes for seconds, or waits for deadlines.
+const SLOW: &[&str] = &[
+    "dropped_with_a_receive",
+    "extremes/huge_buffers",
+    "extremes/many_ranks",
+    "float_modes/reductions",
+    "matrix_on_gpu",
+    "nvshmem/matrix",
+    "nvshmem/vectors",
+    "portable_of_two",
+    "requests/every_type",
+    "rounds/cells",
+];
+
 fn main() -> ExitCode {
     let scenarios = [
         matrix::SCENARIOS,
@@ -94,7 +108,7 @@ fn main() -> ExitCode {
         on_gpus(),
         jobs::trials(),
     ];
-    suite::run(&args, trials.into_iter().flatten().collect(), SHARES)
+    suite::run(&args, trials.into_iter().flatten().collect(), SHARES, SLOW)
 }
 
 /// With GPUs, real or emulated.

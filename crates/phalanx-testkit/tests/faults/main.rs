@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         .flat_map(|backend| backend.cases().into_iter().map(move |case| trial(backend, case)));
     let own_kernels = Backend::Nccl.cases().into_iter().filter(|case| case.ignored.is_none()).enumerate();
     let own_kernels = own_kernels.map(|(place, case)| with_own_kernels(place, case.name));
-    suite::run(&args, trials.chain(own_kernels).collect(), SHARES)
+    suite::run(&args, trials.chain(own_kernels).collect(), SHARES, &[])
 }
 
 /// A case of NCCL's where phalanx's own kernels carry collectives out, in a process of its own.

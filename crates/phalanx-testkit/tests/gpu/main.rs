@@ -65,6 +65,22 @@ const SHARES: &[Share] = &[
     ("releases/", 1),
 ];
 
+/// What waits for deadlines of several seconds.
+const SLOW: &[&str] = &[
+    "absent_at_alloc",
+    "device_comm_absent",
+    "held_inside",
+    "init_hangs",
+    "at_once_on_one_rank",
+    "kept_error",
+    "missing_at_init",
+    "missing_signal",
+    "nobody_waits",
+    "registrations",
+    "stopped_together",
+    "threads/mismatch",
+];
+
 fn main() -> ExitCode {
     let scenarios = [
         collectives::SCENARIOS,
@@ -162,7 +178,7 @@ fn main() -> ExitCode {
             })
             .collect();
     }
-    suite::run(&args, trials, SHARES)
+    suite::run(&args, trials, SHARES, SLOW)
 }
 
 /// This suite, where the driver counts GPUs and NCCL is not to be had: it fails, says why, and runs nothing.

@@ -16,5 +16,5 @@ fn main() -> ExitCode {
         return code;
     }
     let trials = kernels::trials().into_iter().chain(nccl::trials()).collect();
-    suite::run(&Arguments::from_args(), trials, SHARES)
+    suite::run(&Arguments::from_args(), trials, SHARES, &[])
 }

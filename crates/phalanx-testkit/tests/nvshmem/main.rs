@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         Err(reason) => {
             eprintln!("no GPUs ({reason}): the trials run on emulated ones");
             // NVIDIA's own library is not to be found where the emulated one is.
-            let native = suite::run(&args, library::trials(), SHARES);
+            let native = suite::run(&args, library::trials(), SHARES, &[]);
             let status = Emulated::new().and_then(|emulated| {
                 let mut command = emulated.command(std::env::current_exe()?);
                 // The folder of the libraries goes with `emulated`, after the process has ended.
@@ -120,5 +120,5 @@ fn main() -> ExitCode {
     trials.extend(failures::trials(gpus));
     trials.extend(kernels::trials(gpus));
     trials.extend(mpirun::trials(gpus));
-    suite::run(&args, trials, SHARES)
+    suite::run(&args, trials, SHARES, &[])
 }

@@ -81,5 +81,5 @@ fn main() -> ExitCode {
     trials.extend(versions::trials());
     trials.extend(refused::trials());
     trials.extend(real::trials());
-    suite::run(&args, trials, SHARES)
+    suite::run(&args, trials, SHARES, &[])
 }

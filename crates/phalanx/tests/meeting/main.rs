@@ -9,7 +9,7 @@ mod trials;
 fn main() -> std::process::ExitCode {
     match process::act() {
         Some(code) => code,
-        None => phalanx_testkit::suite::run(&libtest_mimic::Arguments::from_args(), trials::all(), &[]),
+        None => phalanx_testkit::suite::run(&libtest_mimic::Arguments::from_args(), trials::all(), &[], &[]),
     }
 }
 

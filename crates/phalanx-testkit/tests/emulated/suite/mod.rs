@@ -48,5 +48,5 @@ pub fn main() -> ExitCode {
         ipc::trials(),
         violations::trials(),
     ];
-    suite::run(&Arguments::from_args(), trials.into_iter().flatten().collect(), SHARES)
+    suite::run(&Arguments::from_args(), trials.into_iter().flatten().collect(), SHARES, &[])
 }
