@@ -76,7 +76,9 @@ fn of_memory(comm: Comm, _: &[String]) -> Outcome {
         is_still_kept(&comm)?;
         // A real library keeps what it allocates for itself.
         if are_emulated() {
-            assert_eq!(free()?, before, "{wanted:?}");
+            let now = free()?;
+            // Communicators of the worlds before give memory back meanwhile, too.
+            assert!(now >= before, "{wanted:?}: {now} bytes are free, before {before}");
         }
     }
     let registered = must("register", nccl.register(upload(&comm, &[1.0f32; 10])?))?;
