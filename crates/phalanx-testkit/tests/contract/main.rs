@@ -56,11 +56,13 @@ const SHARES: &[Share] = &[
 
 /// What computes for seconds, or waits for deadlines.
 const SLOW: &[&str] = &[
+    "cuda/late_stream",
     "dropped_with_a_receive",
     "extremes/huge_buffers",
     "extremes/many_ranks",
     "float_modes/reductions",
     "matrix_on_gpu",
+    "nccl/processes/matrix",
     "nvshmem/matrix",
     "nvshmem/vectors",
     "portable_of_two",
