@@ -27,12 +27,20 @@ impl Ranks {
     pub fn new(comm: Comm) -> Result<Ranks> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = comm.gpu() {
-            let device = Device::new_cuda_with_stream(gpu)?;
-            let stream = device.as_cuda_device()?.cuda_stream();
-            let comm = comm.share().on(&stream).map_err(failed)?;
-            return Ok(Ranks { comm, device });
+            return Ranks::on_device(comm, Device::new_cuda_with_stream(gpu)?);
         }
-        Ok(Ranks { comm: comm.share(), device: Device::Cpu })
+        Ranks::on_device(comm, Device::Cpu)
+    }
+
+    /// A communicator of this rank whose tensors are on this device, on whose stream its operations run.
+    fn on_device(comm: Comm, device: Device) -> Result<Ranks> {
+        let comm = comm.share();
+        #[cfg(feature = "cuda")]
+        let comm = match &device {
+            Device::Cuda(cuda) => comm.on(&cuda.cuda_stream()).map_err(failed)?,
+            _ => comm,
+        };
+        Ok(Ranks { comm, device })
     }
 
     /// Runs ranks as threads of this process: what `rank` returns on each.
@@ -81,7 +89,7 @@ impl Ranks {
     /// The ranks of the same colour, in the order of `key`; `None` leaves this rank out. Collective.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Ranks>> {
         let part = self.comm.with(|comm| comm.split(color, key)).map_err(failed)?;
-        part.map(|comm| self.like(comm)).transpose()
+        part.map(|comm| Ranks::on_device(comm, self.device.clone())).transpose()
     }
 
     /// The ranks along the dimensions of a grid. With 8 ranks, `grid(&[4, 2])` gives those of the same column (4 of them), and those of the
@@ -90,18 +98,7 @@ impl Ranks {
         let dimensions: Vec<[usize; 1]> = (0..sizes.len()).map(|dimension| [dimension]).collect();
         let groups: Vec<&[usize]> = dimensions.iter().map(|dimension| &dimension[..]).collect();
         let comms = self.comm.with(|comm| comm.split_grid(sizes, &groups)).map_err(failed)?;
-        comms.into_iter().map(|comm| self.like(comm)).collect()
-    }
-
-    /// Another communicator of this rank, on the same device.
-    fn like(&self, comm: Comm) -> Result<Ranks> {
-        let device = self.device.clone();
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(cuda) = &device {
-            let comm = comm.share().on(&cuda.cuda_stream()).map_err(failed)?;
-            return Ok(Ranks { comm, device });
-        }
-        Ok(Ranks { comm: comm.share(), device })
+        comms.into_iter().map(|comm| Ranks::on_device(comm, self.device.clone())).collect()
     }
 
     /// The same ranks with another deadline.

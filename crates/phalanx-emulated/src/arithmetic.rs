@@ -111,7 +111,8 @@ trait Number {
     fn divide(sum: Self::Wide, ranks: usize) -> Self::Wide;
 }
 
-trait Wide: Copy {
+/// What elements are combined as: integers wrap, and what is not a number wins.
+pub trait Wide: Copy {
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
@@ -133,7 +134,12 @@ macro_rules! integers {
                 $ty::try_from(ranks).map_or(0, |ranks| sum / ranks)
             }
         }
+    )*};
+}
+integers!(i8, u8, i32, u32, i64, u64);
 
+macro_rules! wide_integers {
+    ($($ty:ident),*) => {$(
         impl Wide for $ty {
             fn add(self, other: $ty) -> $ty {
                 self.wrapping_add(other)
@@ -150,7 +156,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i8, u8, i32, u32, i64, u64);
+wide_integers!(i8, u8, i16, u16, i32, u32, i64, u64, i128);
 
 macro_rules! wide_floats {
     ($($ty:ident),*) => {$(

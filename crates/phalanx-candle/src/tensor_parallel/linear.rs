@@ -1,11 +1,11 @@
 //! Linear layers that are split by columns (outputs) or rows (inputs).
 
-use crate::error::usage;
+use crate::error::{failed_training, usage};
 use crate::ranks::Ranks;
 use crate::weights::{Init, Weights};
 use candle_core::{Result, Tensor};
 use candle_nn::{Linear, Module};
-use phalanx_train::mesh::part;
+use phalanx_train::mesh::{Axis, copies_of_heads, part};
 
 /// The first values of candle-nn's linear layers, but normally distributed.
 fn init(inputs: usize) -> Init {
@@ -145,19 +145,8 @@ impl Module for ColumnParallelLinear {
 /// If neither number divides the other; the error lists the numbers of ranks that fit.
 pub fn kv_heads(ranks: &Ranks, heads: usize) -> Result<std::ops::Range<usize>> {
     let (rank, size) = (ranks.rank(), ranks.world_size());
-    if heads > 0 && heads.is_multiple_of(size) {
-        return Ok(part(&(0..heads), size, rank));
-    }
-    if heads > 0 && size.is_multiple_of(heads) {
-        let head = rank / (size / heads);
-        return Ok(head..head + 1);
-    }
-    let fits: Vec<usize> = (1..=2 * size.max(heads))
-        .filter(|n| heads > 0 && (heads.is_multiple_of(*n) || n.is_multiple_of(heads)))
-        .collect();
-    Err(usage(format!(
-        "{heads} heads of keys and values do not fit {size} ranks: neither number divides the other; possible numbers of ranks: {fits:?}"
-    )))
+    let copies = copies_of_heads(Axis::Tensor, size, heads).map_err(failed_training)?;
+    Ok(part(&(0..heads), size / copies, rank / copies))
 }
 
 /// A linear layer of which each rank has some inputs. The sum over the ranks is the output, the same on all.

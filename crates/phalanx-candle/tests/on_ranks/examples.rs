@@ -1,6 +1,7 @@
-//! The examples, which `cargo test` builds beside this program.
+//! The examples.
 
 use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::built::example;
 use std::process::Command;
 
 pub fn trials() -> Vec<Trial> {
@@ -9,13 +10,7 @@ pub fn trials() -> Vec<Trial> {
 
 /// What an example prints.
 fn run(name: &str, args: &[&str]) -> Result<String, Failed> {
-    let own = std::env::current_exe()?;
-    let built = own.parent().and_then(|deps| deps.parent()).ok_or("no folder of programs")?;
-    let example = built.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    let ended = Command::new(&example)
-        .args(args)
-        .output()
-        .map_err(|error| format!("{}: {error}", example.display()))?;
+    let ended = Command::new(example(name)).args(args).output()?;
     let (told, complaint) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
     if !ended.status.success() {
         return Err(format!("{name} {args:?}: {}\n{told}{complaint}", ended.status).into());

@@ -72,6 +72,17 @@ struct Memory {
     ids: u64,
 }
 
+impl Memory {
+    fn add(&mut self, kind: Kind, address: u64, size: u64, device: usize, context: Handle, live: bool) {
+        self.ids += 1;
+        let id = self.ids;
+        let (freed_by, registrations, file) = (None, 0, None);
+        let allocation =
+            Allocation { address, size, kind, device, context, id, live, freed_by, registrations, file };
+        self.allocations.insert(address, allocation);
+    }
+}
+
 struct Arena {
     start: u64,
     next: u64,
@@ -123,21 +134,7 @@ pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Resul
     let address = arena.next + offset;
     arena.next += bytes;
     arena.used += size;
-    memory.ids += 1;
-    let id = memory.ids;
-    let allocation = Allocation {
-        address,
-        size,
-        kind,
-        device,
-        context,
-        id,
-        live: false,
-        freed_by: None,
-        registrations: 0,
-        file: None,
-    };
-    memory.allocations.insert(address, allocation);
+    memory.add(kind, address, size, device, context, false);
     Ok(address)
 }
 
@@ -290,21 +287,7 @@ pub fn share(address: u64) -> Option<(Arc<OwnedFd>, Allocation, u64)> {
 /// Adds memory that was mapped elsewhere to the list.
 pub fn adopt(kind: Kind, address: u64, size: u64, device: usize, context: Handle) {
     let mut memory = lock(&MEMORY);
-    memory.ids += 1;
-    let id = memory.ids;
-    let allocation = Allocation {
-        address,
-        size,
-        kind,
-        device,
-        context,
-        id,
-        live: true,
-        freed_by: None,
-        registrations: 0,
-        file: None,
-    };
-    memory.allocations.insert(address, allocation);
+    memory.add(kind, address, size, device, context, true);
 }
 
 /// Marks adopted memory as freed. It stays mapped: peers may still access it.

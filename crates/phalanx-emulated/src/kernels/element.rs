@@ -1,6 +1,7 @@
 //! Element types and how they are combined (`gpu/kernels/element.cuh`): as host memory's reductions do it, in rank
 //! order.
 
+use crate::arithmetic::Wide;
 use half::f16;
 
 /// `ReductionCode` of phalanx.
@@ -11,11 +12,7 @@ pub const AVG: u32 = 4;
 pub const PRE_MUL_SUM: u32 = 5;
 
 /// What elements are combined as.
-pub trait Number: Copy {
-    fn add(self, other: Self) -> Self;
-    fn mul(self, other: Self) -> Self;
-    fn min(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
+pub trait Number: Wide {
     fn divide(self, ranks: u32) -> Self;
 }
 
@@ -32,52 +29,16 @@ pub trait Convert<A>: Element {
     fn down(value: A) -> u64;
 }
 
-macro_rules! float_numbers {
+macro_rules! numbers {
     ($($ty:ty),*) => {$(
         impl Number for $ty {
-            fn add(self, other: $ty) -> $ty {
-                self + other
-            }
-            fn mul(self, other: $ty) -> $ty {
-                self * other
-            }
-            fn min(self, other: $ty) -> $ty {
-                // Not a number wins.
-                if self < other || self.is_nan() { self } else { other }
-            }
-            fn max(self, other: $ty) -> $ty {
-                if self > other || self.is_nan() { self } else { other }
-            }
             fn divide(self, ranks: u32) -> $ty {
                 self / ranks as $ty
             }
         }
     )*};
 }
-float_numbers!(f32, f64);
-
-macro_rules! integer_numbers {
-    ($($ty:ty),*) => {$(
-        impl Number for $ty {
-            fn add(self, other: $ty) -> $ty {
-                self.wrapping_add(other)
-            }
-            fn mul(self, other: $ty) -> $ty {
-                self.wrapping_mul(other)
-            }
-            fn min(self, other: $ty) -> $ty {
-                Ord::min(self, other)
-            }
-            fn max(self, other: $ty) -> $ty {
-                Ord::max(self, other)
-            }
-            fn divide(self, ranks: u32) -> $ty {
-                self / ranks as $ty
-            }
-        }
-    )*};
-}
-integer_numbers!(i8, u8, i16, u16, i32, u32, i64, u64, i128);
+numbers!(f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, i128);
 
 macro_rules! floats {
     ($($name:ident: $size:literal, $acc:ty, $up:expr, $down:expr;)*) => {$(

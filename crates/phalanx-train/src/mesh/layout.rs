@@ -117,8 +117,11 @@ pub fn part(range: &Range<usize>, parts: usize, index: usize) -> Range<usize> {
     start..start + each + usize::from(index < more)
 }
 
-/// Ranks along an axis that hold the same head.
-pub(super) fn copies_of_heads(axis: Axis, ranks: usize, heads: usize) -> Result<usize> {
+/// Ranks along an axis that hold the same head: one, or several where there are fewer heads than ranks.
+///
+/// # Errors
+/// [`Error::Usage`] if neither number divides the other; it lists the numbers of ranks that fit.
+pub fn copies_of_heads(axis: Axis, ranks: usize, heads: usize) -> Result<usize> {
     if heads > 0 && heads.is_multiple_of(ranks) {
         return Ok(1);
     }

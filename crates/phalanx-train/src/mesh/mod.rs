@@ -37,7 +37,7 @@ pub(crate) mod layout;
 mod plan;
 
 pub use init::Init;
-pub use layout::{Block, Layout, Placement, part};
+pub use layout::{Block, Layout, Placement, copies_of_heads, part};
 pub use plan::{Plan, Unmatched};
 
 use crate::{Error, Result};
