@@ -34,6 +34,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/groups", in_groups),
     Scenario::rank("own_kernels/aborted_graph", aborted_graph),
     Scenario::rank("own_kernels/memory", memory_given_back),
+    Scenario::rank("own_kernels/memory_of_many", memory_of_many),
 ];
 
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
@@ -92,6 +93,12 @@ pub fn trials() -> Vec<Trial> {
     }
     trials.push(Trial::test("own_kernels/another_algorithm", another_algorithm));
     trials.push(Trial::test("own_kernels/old_driver", old_driver));
+    trials.push(Trial::test("own_kernels/memory_of_many", || {
+        // Few channels: they are what takes NCCL long to make.
+        let launch =
+            launch("memory_of_many", "processes", 2).env("NCCL_MAX_CTAS", "1").env("NCCL_MIN_CTAS", "1");
+        perform(&Emulated::new()?.own_kernels("ll"), launch)
+    }));
     trials.push(Trial::test("own_kernels/not_opened", not_opened));
     trials
 }
@@ -463,11 +470,34 @@ fn aborted_graph(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// The FIFOs' memory comes back, of communicators that end well and of those that fail.
+fn free_bytes(comm: &Comm) -> Result<usize, String> {
+    stream(comm).context().bind_to_thread().context(|| "bind".into())?;
+    Ok(mem_get_info().context(|| "mem_get_info".into())?.0)
+}
+
+/// A program that makes and drops communicators all the time has the memory of few of them.
+fn memory_of_many(comm: Comm, _: &[String]) -> Outcome {
+    const ROUNDS: usize = 60;
+    must("barrier", comm.barrier())?;
+    let before = free_bytes(&comm)?;
+    let (mut of_one, mut of_all) = (0, 0);
+    for round in 0..ROUNDS {
+        let part = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+        let mut buffer = stream(&part).clone_htod(&[1u64; 3]).context(|| "upload".into())?;
+        must("all_reduce", part.all_reduce_in_place(&mut buffer, ReduceOp::Sum).and_then(|()| part.sync()))?;
+        if round == 0 {
+            of_one = before - free_bytes(&comm)?;
+        }
+        drop(part);
+        must("barrier", comm.barrier())?;
+        of_all += before - free_bytes(&comm)?.min(before);
+    }
+    assert!(2 * of_all < 3 * ROUNDS * of_one, "{} of {of_one} bytes on average", of_all / ROUNDS);
+    done()
+}
+
 fn memory_given_back(comm: Comm, _: &[String]) -> Outcome {
-    let free = || -> Result<usize, String> {
-        stream(&comm).context().bind_to_thread().context(|| "bind".into())?;
-        Ok(mem_get_info().context(|| "mem_get_info".into())?.0)
-    };
+    let free = || free_bytes(&comm);
     must("barrier", comm.barrier())?;
     let before = free()?;
     for fails in [false, true, false] {

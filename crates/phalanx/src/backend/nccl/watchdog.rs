@@ -18,11 +18,18 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
+use std::thread::Thread;
 use std::time::Duration;
 
-/// Time between two rounds over all communicators.
+/// Longest time between two rounds over all communicators.
 const ROUND: Duration = Duration::from_millis(100);
+
+/// Shortest time between two rounds.
+#[cfg(feature = "nccl")]
+const SOON: Duration = Duration::from_millis(1);
+
+static WATCHDOG: OnceLock<Thread> = OnceLock::new();
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
@@ -34,12 +41,26 @@ static LEFT: Mutex<Vec<(Arc<Communicator>, RunInstant)>> = Mutex::new(Vec::new()
 #[cfg(feature = "nccl")]
 const LETTING_GO: Duration = Duration::from_secs(60);
 
-/// Frees the memory of own kernels when no rank reaches it any more.
+/// Frees the memory of own kernels when no rank reaches it any more. Peers usually leave at the same time, so the
+/// watchdog looks soon: a program that makes and drops many communicators must not collect their memory.
 #[cfg(feature = "nccl")]
 pub(crate) fn free_when_all_are_detached(communicator: &Arc<Communicator>) {
     if communicator.direct.get().is_some() {
         lock(&LEFT).push((communicator.clone(), RunInstant::now()));
+        WATCHDOG.get().inspect(|watchdog| watchdog.unpark());
     }
+}
+
+/// Time until the next round: an eighth of the shortest wait for peers, within bounds.
+#[cfg(feature = "nccl")]
+fn pause() -> Duration {
+    let shortest = lock(&LEFT).iter().map(|(_, since)| since.elapsed()).min();
+    shortest.map_or(ROUND, |waited| (waited / 8).clamp(SOON, ROUND))
+}
+
+#[cfg(not(feature = "nccl"))]
+fn pause() -> Duration {
+    ROUND
 }
 
 /// Whether to look again later.
@@ -147,14 +168,14 @@ fn start() -> Result<()> {
     START.call_once(|| {
         let thread = std::thread::Builder::new().name("phalanx-watchdog".into()).spawn(|| {
             loop {
-                std::thread::sleep(ROUND);
+                std::thread::park_timeout(pause());
                 let now = RunInstant::now();
                 lock(&WATCHED).retain_mut(|watched| watched.look(now));
                 #[cfg(feature = "nccl")]
                 lock(&LEFT).retain(|(communicator, since)| is_awaited(communicator, *since));
             }
         });
-        outcome = thread.map(drop).map_err(|error| {
+        outcome = thread.map(|thread| drop(WATCHDOG.set(thread.thread().clone()))).map_err(|error| {
             Error::system("starting a thread", error, "deadlines on GPUs need one: raise `ulimit -u`")
         });
     });
