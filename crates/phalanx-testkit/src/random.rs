@@ -48,7 +48,7 @@ pub(crate) static ANY_ORDER_IS_RIGHT: LazyLock<bool> =
 /// the whole range, so that they overflow and underflow; a few zeros, NaN and infinities. With [`ANY_ORDER`],
 /// mantissas are so short that sums and products of a few ranks are exact.
 pub fn values<T: Number>(seed: u64, len: usize) -> Vec<T> {
-    let mut random = Random::new(seed ^ (T::DTYPE as u64) << 56);
+    let mut random = Random::new(seed ^ u64::from(T::DTYPE.code()) << 56);
     (0..len).map(|_| value(&mut random)).collect()
 }
 

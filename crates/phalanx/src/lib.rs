@@ -139,9 +139,9 @@ pub use buffer::loan::Loan;
 #[cfg(feature = "_gpu")]
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;
-pub use buffer::{AnySource, AnyTarget, Output, Owned, Source, Target};
+pub use buffer::{AnySource, AnyTarget, Output, Owned, Source, Target, Uninit};
 pub use contract::hosts::HostTopology;
-pub use contract::{BackendKind, DryCall, StreamSyncOps};
+pub use contract::{BackendKind, DryCall, Envelope, StreamSyncOps};
 #[cfg(feature = "rccl")]
 pub use gpu::hip;
 #[cfg(feature = "rccl")]
@@ -150,12 +150,15 @@ pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
 pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
-pub use types::dtype::{AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
+pub use types::dtype::{
+    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Plain, Reducible, bf16, f16,
+};
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
+pub use types::plain::PlainType;
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {

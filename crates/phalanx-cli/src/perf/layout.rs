@@ -26,6 +26,7 @@ impl BufferLengths {
             Operation::AllReduce
             | Operation::Broadcast
             | Operation::Reduce
+            | Operation::Scan
             | Operation::SendRecv
             | Operation::PingPong
             | Operation::Put

@@ -20,6 +20,8 @@ pub enum Operation {
     Broadcast,
     /// The root gets the reduction of all ranks' buffers
     Reduce,
+    /// Every rank gets the reduction of the buffers of the ranks up to it
+    Scan,
     /// Every rank sends a block to every rank
     #[value(alias = "alltoall")]
     AllToAll,
@@ -65,6 +67,7 @@ impl Operation {
             Operation::ReduceScatter => "reduce_scatter",
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
+            Operation::Scan => "scan",
             Operation::AllToAll => "all_to_all",
             Operation::AllToAllV => "all_to_all_v",
             Operation::Gather => "gather",
@@ -81,7 +84,7 @@ impl Operation {
 
     /// Whether contributions are combined, so that `--op` matters.
     pub fn reduces(self) -> bool {
-        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce)
+        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce | Operation::Scan)
     }
 
     /// Whether one rank is special, so that `--root` matters.
@@ -151,6 +154,7 @@ impl Operation {
             | Operation::Scatter => (n - 1.0) / n,
             Operation::Broadcast
             | Operation::Reduce
+            | Operation::Scan
             | Operation::SendRecv
             | Operation::PingPong
             | Operation::Barrier

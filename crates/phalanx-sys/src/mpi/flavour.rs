@@ -66,10 +66,11 @@ pub struct Constants {
     /// The address `MPI_IN_PLACE`.
     pub in_place: usize,
     pub any_source: c_int,
+    pub any_tag: c_int,
     pub tag_ub: c_int,
     pub undefined: c_int,
     pub thread_multiple: c_int,
-    /// The index of `MPI_SOURCE` among the `int`s of a status.
+    /// The index of `MPI_SOURCE` among the `int`s of a status; `MPI_TAG` is the next.
     pub status_source: usize,
 }
 
@@ -103,6 +104,7 @@ const STANDARD_ABI: Constants = Constants {
     prod: Handle::new(0x24),
     in_place: 1,
     any_source: -1,
+    any_tag: -2,
     tag_ub: 501,
     undefined: -32766,
     thread_multiple: 4096,
@@ -128,6 +130,7 @@ const MPICH: Constants = Constants {
     prod: Handle::new(0x5800_0004),
     in_place: usize::MAX,
     any_source: -2,
+    any_tag: -1,
     tag_ub: 0x6440_0001,
     undefined: -32766,
     thread_multiple: 3,
@@ -161,6 +164,7 @@ fn open_mpi(library: &Library) -> Result<Constants, &'static str> {
         prod: object(c"ompi_mpi_op_prod")?,
         in_place: 1,
         any_source: -1,
+        any_tag: -1,
         tag_ub: 0,
         undefined: -32766,
         thread_multiple: 3,

@@ -34,6 +34,11 @@ impl Status {
     pub fn source(&self, place: usize) -> c_int {
         self.0[place]
     }
+
+    /// `MPI_TAG`; `place` is that of `MPI_SOURCE`.
+    pub fn tag(&self, place: usize) -> c_int {
+        self.0[place + 1]
+    }
 }
 
 impl Default for Status {
@@ -129,6 +134,7 @@ functions! {
         type_free = "MPI_Type_free"(datatype: *mut Handle);
         op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
         isend = "MPI_Isend"(buffer: *const c_void, count: c_int, datatype: Handle, dest: c_int, tag: c_int, comm: Handle, request: *mut Handle);
+        iprobe = "MPI_Iprobe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, status: *mut Status);
         improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
         imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
         test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);

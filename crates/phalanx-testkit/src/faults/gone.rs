@@ -80,7 +80,7 @@ pub fn cases() -> Vec<Case> {
     for how in ["leave", "panic", "abort", "late"] {
         cases.push(Case::new(format!("threads/{how}"), move || gone_thread(how)));
     }
-    for amid in ["a_request", "the_portable_trait"] {
+    for amid in ["a_request", "the_portable_trait", "a_closure"] {
         if cfg!(target_os = "linux") {
             cases.push(Case::new(format!("processes/panic_amid/{amid}"), move || panicked_process(amid)));
         }
@@ -438,6 +438,9 @@ fn gone_thread(how: &'static str) -> Result<(), String> {
 fn panic_amid(comm: Comm, amid: &str) -> Outcome {
     // Longer than the trial may take.
     comm.set_timeout(Duration::from_secs(300));
+    if amid == "a_closure" {
+        return panic_in_a_closure(comm);
+    }
     if comm.rank() != VICTIM {
         let since = Instant::now();
         return match comm.recv(&mut [0u8; 3], VICTIM) {
@@ -457,6 +460,21 @@ fn panic_amid(comm: Comm, amid: &str) -> Outcome {
         comm.recv(never, 3, phalanx::DType::U8, 0, 0).map_err(|error| error.to_string())?;
     }
     panic!("{TOLD_TO}");
+}
+
+/// The closure of rank [`VICTIM`] panics while it reads and writes memory of other ranks.
+fn panic_in_a_closure(comm: Comm) -> Outcome {
+    let is_victim = comm.rank() == VICTIM;
+    let since = Instant::now();
+    let mut memory = comm.alloc::<u64>(200_000).map_err(|error| error.to_string())?;
+    let reduced = comm.all_reduce_in_place_with(&mut memory, |a, b| {
+        assert!(!is_victim, "{TOLD_TO}");
+        a + b
+    });
+    match reduced {
+        Ok(()) => Err("a reduction without the rank that panicked".into()),
+        Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
+    }
 }
 
 const TOLD_TO: &str = "this rank was told to panic";

@@ -2,7 +2,7 @@
 //! that the library takes it; and, where there is a GPU and a CUDA-aware MPI, on the machine's GPUs, and the
 //! library is asked.
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, DType, Error, Loan, ReduceOp, Source, Stream, Target};
 use phalanx_testkit::emulated::Emulated;
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("cuda/programs", |comm, args| programs(&comm, args)),
     Scenario::rank("cuda/messages", |comm, _| messages(&comm)),
+    Scenario::rank("cuda/plain", |comm, _| plain(&comm)),
     Scenario::rank("cuda/streams", |comm, _| streams(&comm)),
     Scenario::rank("cuda/late_stream", |comm, _| late_stream(&comm)),
     Scenario::rank("cuda/refused", |comm, args| refused(&comm, args)),
@@ -35,7 +36,7 @@ const TESTS: [Test; 7] = [
         let job = aware(job).env("PHALANX_MPI_MAX_BYTES", "4000");
         job.scenario("cuda/programs", &["4"]).scenario("cuda/messages", &[""])
     }),
-    ("messages", 2, |job| aware(job).scenario("cuda/messages", &[""])),
+    ("messages", 2, |job| aware(job).scenario("cuda/messages", &[""]).scenario("cuda/plain", &[""])),
     ("late_stream", 2, |job| {
         aware(job).env("EMULATED_DELAY_US", "3000000..3000000").scenario("cuda/late_stream", &[""])
     }),
@@ -206,6 +207,44 @@ fn programs(comm: &Comm, args: &[String]) -> Outcome {
             step.perform_in(comm, &gpu)
         };
         result.context(|| format!("seed {seed}, step {number}: {step:?}, rank {}", comm.rank()))?;
+    }
+    Ok(String::new())
+}
+
+/// Two words that belong together.
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Pair {
+    first: u32,
+    second: [u32; 2],
+}
+
+// SAFETY: three words, of which every bit pattern is valid.
+unsafe impl DeviceRepr for Pair {}
+// SAFETY: as above.
+unsafe impl ValidAsZeroBits for Pair {}
+
+/// Structs in GPU memory are moved as on the host.
+fn plain(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let gpu = gpu(comm.gpu().unwrap_or(rank))?;
+    for len in [1usize, 1000, 70_001] {
+        let content = |rank: usize| {
+            (0..len).map(|i| Pair { first: (i * 3 + rank) as u32, second: [i as u32, 7] }).collect::<Vec<_>>()
+        };
+        let send = gpu.0.clone_htod(&content(rank)).map_err(text)?;
+        let mut all = gpu.0.alloc_zeros::<Pair>(ranks * len).map_err(text)?;
+        comm.all_gather(&send, &mut all).map_err(text)?;
+        let came = gpu.0.clone_dtoh(&all).map_err(text)?;
+        expect(came == (0..ranks).flat_map(content).collect::<Vec<_>>(), || {
+            format!("all_gather of {len} pairs")
+        })?;
+
+        let mut one = gpu.0.alloc_zeros::<Pair>(len).map_err(text)?;
+        let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        comm.send_recv(&send, next, &mut one, previous).map_err(text)?;
+        let came = gpu.0.clone_dtoh(&one).map_err(text)?;
+        expect(came == content(previous), || format!("{len} pairs between GPUs"))?;
     }
     Ok(String::new())
 }

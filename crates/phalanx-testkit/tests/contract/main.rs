@@ -4,6 +4,7 @@
 //!
 //! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
 
+mod any_source;
 mod buffers;
 mod communicators;
 #[cfg(target_os = "linux")]
@@ -18,10 +19,12 @@ mod mpi;
 mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
+mod plain;
 mod portable;
 mod programs;
 mod requests;
 mod rounds;
+mod scans;
 mod vectors;
 mod world;
 
@@ -74,6 +77,11 @@ fn main() -> ExitCode {
     let scenarios = [
         matrix::SCENARIOS,
         vectors::SCENARIOS,
+        plain::SCENARIOS,
+        plain::COMPARED,
+        scans::SCENARIOS,
+        any_source::SCENARIOS,
+        any_source::SURVIVED,
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
@@ -98,6 +106,9 @@ fn main() -> ExitCode {
     let trials = [
         matrix::trials(),
         vectors::trials(),
+        plain::trials(),
+        scans::trials(),
+        any_source::trials(),
         messages::trials(),
         requests::trials(),
         communicators::trials(),

@@ -144,7 +144,7 @@ fn all_cells<T: Number>(comm: &Comm, tables: &Tables<T>, memories: &[Memory]) ->
     let parity = comm.world_size();
     walk.size(LARGE.div_ceil(blocks), |variant, combine| (variant + combine + parity).is_multiple_of(2))?;
     // A quarter of the types, one reduction for each combination of memory and place.
-    if (T::DTYPE as usize + comm.world_size()).is_multiple_of(4) {
+    if (usize::from(T::DTYPE.code()) + comm.world_size()).is_multiple_of(4) {
         let count = (LARGEST / size_of::<T>()).div_ceil(blocks);
         walk.size(count, |variant, combine| variant % 6 == combine)?;
     }

@@ -5,7 +5,7 @@
 //! jobs in one process.
 
 use crate::world::all_equal;
-use crate::{communicators, float_modes, messages, portable, requests, vectors};
+use crate::{any_source, communicators, float_modes, messages, plain, portable, requests, scans, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
@@ -29,9 +29,12 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 10] = [
+const GROUPS: [Group; 13] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
+    Group { name: "plain", add: |job| all(job, plain::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group { name: "scans", add: |job| all(job, scans::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group { name: "any_source", add: |job| all(job, any_source::SCENARIOS), ranks: &[2, 3], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
     Group { name: "requests", add: requests, ranks: &[2, 3], crowded: &[] },
     // Every collective compared first, and in its non-blocking form.
@@ -72,12 +75,12 @@ fn requests(job: Job) -> Job {
 
 fn checked(job: Job) -> Job {
     let job = requests(all(matrix(job.env("PHALANX_CHECK", "1")), vectors::SCENARIOS));
-    all(job, communicators::SCENARIOS)
+    all(all(job, scans::SCENARIOS), communicators::SCENARIOS)
 }
 
 fn pieces(job: Job) -> Job {
     let job = programs(job.env("PHALANX_MPI_MAX_BYTES", "4000"), ["3", "4"]);
-    requests(all(all(job, vectors::SCENARIOS), messages::SCENARIOS))
+    requests(all(all(all(job, vectors::SCENARIOS), plain::SCENARIOS), messages::SCENARIOS))
 }
 
 pub fn trials() -> Vec<Trial> {

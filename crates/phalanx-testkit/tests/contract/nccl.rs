@@ -13,7 +13,7 @@
 //! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, portable, requests, vectors};
+use crate::{communicators, messages, plain, portable, requests, scans, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -29,6 +29,8 @@ type Group = (&'static str, fn() -> Vec<(&'static str, &'static str)>);
 const MATRIX_ON_HOST: Group = ("matrix", || MATRIX.map(|operation| ("matrix", operation)).into());
 const MATRIX_ON_GPU: Group = ("matrix_on_gpu", || MATRIX.map(|operation| ("matrix/gpu", operation)).into());
 const VECTORS: Group = ("vectors", || promised(vectors::SCENARIOS));
+const PLAIN: Group = ("plain", || [promised(plain::SCENARIOS), vec![("cuda/plain", "")]].concat());
+const SCANS: Group = ("scans", || promised(scans::SCENARIOS));
 const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));
 const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")]);
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
@@ -51,6 +53,8 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             MATRIX_ON_HOST,
             MATRIX_ON_GPU,
             VECTORS,
+            PLAIN,
+            SCANS,
             MESSAGES,
             MESSAGES_OF_TWO,
             REQUESTS,

@@ -7,7 +7,7 @@
 //! once (they share what other memory goes through).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, portable, requests, vectors};
+use crate::{communicators, messages, plain, portable, requests, scans, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -20,10 +20,12 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 12] = [
+const GROUPS: [Group; 14] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
+    ("plain", 3, |ranks| all(ranks, plain::SCENARIOS)),
+    ("scans", 3, |ranks| all(ranks, scans::SCENARIOS)),
     ("messages", 2, |ranks| all(ranks, messages::SCENARIOS)),
     ("requests", 2, |ranks| all(ranks, requests::SCENARIOS)),
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
@@ -39,8 +41,11 @@ const GROUPS: [Group; 12] = [
     ("pieces", 3, |ranks| {
         let programs = [("programs/short_blocks", "3"), ("programs/long_blocks", "4")].into_iter();
         let messages = promised(messages::SCENARIOS).filter(|(name, _)| *name != "messages/tags");
-        of(ranks, programs.chain(promised(vectors::SCENARIOS)).chain(messages))
-            .env("PHALANX_NVSHMEM_STAGE", "32768")
+        of(
+            ranks,
+            programs.chain(promised(vectors::SCENARIOS)).chain(promised(plain::SCENARIOS)).chain(messages),
+        )
+        .env("PHALANX_NVSHMEM_STAGE", "32768")
     }),
 ];
 

@@ -259,7 +259,7 @@ fn every_kind(comm: &Comm) -> Outcome {
 fn every_type(comm: &Comm) -> Outcome {
     for dtype in DType::ALL {
         let what = || format!("{dtype}, rank {}", comm.rank());
-        with_number!(dtype, T => one_type::<T>(comm, dtype as usize)).context(what)?;
+        with_number!(dtype, T => one_type::<T>(comm, dtype.code().into())).context(what)?;
     }
     Ok(String::new())
 }

@@ -52,9 +52,10 @@ fn all_types(comm: &Comm, operation: Operation) -> Outcome {
             for (m, memory) in Memory::ALL.into_iter().enumerate() {
                 for in_place in [false, true] {
                     // Of longer blocks every second combination; the other half at the next number of ranks.
-                    let is_other_half = (dtype as usize + m + usize::from(in_place) + ranks) % 2 == 1;
+                    let is_other_half =
+                        (usize::from(dtype.code()) + m + usize::from(in_place) + ranks) % 2 == 1;
                     // The large pattern with every second type is enough.
-                    if p >= 3 && is_other_half || p == 4 && dtype as usize % 2 == 1 {
+                    if p >= 3 && is_other_half || p == 4 && dtype.code() % 2 == 1 {
                         continue;
                     }
                     number += 1;

@@ -3,7 +3,7 @@
 use super::sum;
 use crate::device::{Device, Number};
 use crate::{Error, Result};
-use phalanx::{Comm, Source, Target};
+use phalanx::{Comm, Reducible, Source, Target};
 
 /// Products of row-major matrices.
 pub trait Products: Device {
@@ -150,7 +150,7 @@ impl Sizes {
     }
 }
 
-impl<B: Target> ColumnParallel<B> {
+impl<B: Target<Elem: Reducible>> ColumnParallel<B> {
     fn sizes(&self) -> Sizes {
         Sizes { inputs: self.inputs, outputs: self.outputs }
     }
@@ -199,7 +199,7 @@ impl<B: Target> ColumnParallel<B> {
     }
 }
 
-impl<B: Target> RowParallel<B> {
+impl<B: Target<Elem: Reducible>> RowParallel<B> {
     fn sizes(&self) -> Sizes {
         Sizes { inputs: self.inputs, outputs: self.outputs }
     }

@@ -47,7 +47,7 @@ pub use linear::{ColumnParallel, LinearGradients, Products, RowParallel};
 use crate::device::{Device, Number};
 use crate::mesh::layout::part;
 use crate::{Error, Result};
-use phalanx::{Comm, ReduceOp, Source, Target};
+use phalanx::{Comm, ReduceOp, Reducible, Source, Target};
 use std::ops::Range;
 
 /// Moving the parts of a tensor.
@@ -144,7 +144,7 @@ fn check(what: &str, len: usize, expected: usize) -> Result<()> {
 ///
 /// # Errors
 /// Errors of `comm`.
-pub fn sum<T: Target + ?Sized>(comm: &Comm, data: &mut T) -> Result<()> {
+pub fn sum<T: Target<Elem: Reducible> + ?Sized>(comm: &Comm, data: &mut T) -> Result<()> {
     Ok(comm.all_reduce_in_place(data, ReduceOp::Sum)?)
 }
 

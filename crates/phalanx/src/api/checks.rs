@@ -2,10 +2,11 @@
 
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::contract::{Blocks, Call, Operation, RankGrid, Shape};
+use crate::contract::{Blocks, Call, CombineInOrder, Operation, RankGrid, Shape};
 use crate::types::dtype::{DType, ElementType};
-use crate::types::error::{Result, UsageError};
-use crate::types::op::Reduction;
+use crate::types::error::{Error, Result, UsageError};
+use crate::types::op::{RawReduction, Reduction, ReductionCode};
+use crate::types::plain::MOST_COMBINED_BYTES;
 
 /// Limit for the sum of a list of counts, so that its length in bytes fits `isize` for every element type.
 const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
@@ -107,6 +108,12 @@ impl Shape {
     pub fn all_reduce(&self, send: usize, recv: usize) -> Result<Call<'static>> {
         same_len("all_reduce", "recv", recv, send, "as many as the send buffer")?;
         Ok(self.whole(Operation::AllReduce, send))
+    }
+
+    #[inline(always)]
+    pub fn scan(&self, operation: Operation, send: usize, recv: usize) -> Result<Call<'static>> {
+        same_len(operation.name(), "recv", recv, send, "as many as the send buffer")?;
+        Ok(self.whole(operation, send))
     }
 
     #[inline(always)]
@@ -304,11 +311,35 @@ impl<'a> Call<'a> {
         Call { reduction: reduction.into().into(), ..self }
     }
 
+    /// Adds a closure that reduces.
+    pub(crate) fn combining(self, custom: &'a dyn CombineInOrder) -> Call<'a> {
+        let reduction = RawReduction { code: ReductionCode::Custom, factor: 0 };
+        Call { reduction, custom: Some(custom), ..self }
+    }
+
     /// Adds the elements' type, which both buffers have.
     #[inline(always)]
     pub(crate) fn of_types(self, send: DType, recv: DType) -> Result<Call<'a>> {
         same_type(self.operation.name(), send, recv)?;
-        Ok(Call { dtype: send, ..self })
+        self.of_type(send)
+    }
+
+    /// Adds the elements' type.
+    ///
+    /// # Errors
+    /// [`UsageError::Setting`] for a reduction of plain data without a closure, which only buffers of [`AnyElement`](crate::AnyElement) can
+    /// have, and of elements that are too long for a closure.
+    #[inline(always)]
+    pub(crate) fn of_type(self, dtype: DType) -> Result<Call<'a>> {
+        if self.operation.reduces() && !dtype.is_number() {
+            if self.custom.is_none() {
+                return Err(not_a_number(self.operation, dtype));
+            }
+            if dtype.size() > MOST_COMBINED_BYTES {
+                return Err(too_long_to_combine(self.operation, dtype));
+            }
+        }
+        Ok(Call { dtype, ..self })
     }
 
     /// Adds the buffers.
@@ -330,6 +361,21 @@ impl<'a> Call<'a> {
         };
         Call { stream: stream.raw(), ..self }.with_buffers(send, recv)
     }
+}
+
+#[cold]
+fn too_long_to_combine(operation: Operation, dtype: DType) -> Error {
+    let name = format!("the elements in {} by a closure, {dtype}", operation.name());
+    let (value, limit) = (format!("{} bytes", dtype.size()), MOST_COMBINED_BYTES);
+    let expected = format!("at most {limit} bytes: combine their parts as elements, or gather and combine");
+    UsageError::Setting { name, value, expected }.into()
+}
+
+#[cold]
+fn not_a_number(operation: Operation, dtype: DType) -> Error {
+    let name = format!("the elements' type in {}", operation.name());
+    let expected = "a number, since a reduction combines them".into();
+    UsageError::Setting { name, value: dtype.name().into(), expected }.into()
 }
 
 /// An error for buffers of two types, which only buffers of [`AnyElement`](crate::AnyElement) can have.

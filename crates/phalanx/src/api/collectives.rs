@@ -59,6 +59,42 @@ macro_rules! collectives {
             reduce_in_place<R>(buf, op, root) |comm|
                 comm.in_place(comm.shape().whole_in_place(Operation::Reduce, buf.len(), root)?.reducing(op), buf);
 
+            /// Combines the buffers of the ranks up to this one: rank `r` gets `x0 ∘ x1 ∘ … ∘ xr`, in rank order.
+            ///
+            /// `recv.len() == send.len()`, the same on every rank. For [`ReduceOp::Avg`](crate::ReduceOp::Avg) it is their mean. Host memory
+            /// only, on every backend. `MPI_Scan`.
+            ///
+            /// ```
+            /// # fn main() -> phalanx::Result<()> {
+            /// let firsts = phalanx::run(3, |comm| -> phalanx::Result<u64> {
+            ///     // Each rank has some lines of a file. Which number has its first?
+            ///     let lines = 10 + comm.rank() as u64;
+            ///     let mut end = [0];
+            ///     comm.scan(&[lines], &mut end, phalanx::ReduceOp::Sum)?;
+            ///     Ok(end[0] - lines)
+            /// })?;
+            /// assert_eq!(firsts.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [0, 10, 21]);
+            /// # Ok(())
+            /// # }
+            /// ```
+            scan<S, R>(send, recv, op) |comm|
+                comm.out_of_place(comm.shape().scan(Operation::Scan, send.len(), recv.output_len())?.reducing(op), send, recv);
+
+            /// [`scan`](Comm::scan) of one buffer.
+            scan_in_place<R>(buf, op) |comm|
+                comm.in_place(comm.shape().whole(Operation::Scan, buf.len()).reducing(op), buf);
+
+            /// Combines the buffers of the ranks before this one: rank `r` gets `x0 ∘ x1 ∘ … ∘ x(r-1)`. Rank 0 gets nothing: its `recv`
+            /// stays as it was.
+            ///
+            /// Otherwise as [`scan`](Comm::scan). `MPI_Exscan`.
+            exclusive_scan<S, R>(send, recv, op) |comm|
+                comm.out_of_place(comm.shape().scan(Operation::ExclusiveScan, send.len(), recv.output_len())?.reducing(op), send, recv);
+
+            /// [`exclusive_scan`](Comm::exclusive_scan) of one buffer.
+            exclusive_scan_in_place<R>(buf, op) |comm|
+                comm.in_place(comm.shape().whole(Operation::ExclusiveScan, buf.len()).reducing(op), buf);
+
             /// Concatenates all ranks' buffers in rank order; every rank gets the result.
             ///
             /// `recv.len() == world_size × send.len()`. `ncclAllGather`, `MPI_Allgather`.
@@ -273,7 +309,7 @@ collectives! { methods_of_group }
 impl Comm {
     /// Borrows the buffers for a checked call and carries it out.
     #[inline(always)]
-    fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
+    pub(super) fn out_of_place<S, R>(&self, call: Call<'_>, send: &S, recv: &mut R) -> Result<()>
     where
         S: Source + ?Sized,
         R: Output<Elem = S::Elem> + ?Sized,
@@ -284,8 +320,8 @@ impl Comm {
     }
 
     #[inline(always)]
-    fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
-        let call = Call { dtype: buf.dtype(), ..call };
+    pub(super) fn in_place<R: Target + ?Sized>(&self, call: Call<'_>, buf: &mut R) -> Result<()> {
+        let call = call.of_type(buf.dtype())?;
         let loan = buf.lend_mut(&self.stream)?;
         self.run_call(&call.inside(&loan, &self.stream, self.rank()).configured(&self.stream))
     }

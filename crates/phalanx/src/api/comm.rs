@@ -11,7 +11,7 @@ use crate::buffer::stream::Stream;
 use crate::contract::hosts::HostTopology;
 use crate::contract::{Backend, BackendKind, Call, Departure, Operation, Shape};
 use crate::start::NewComm;
-use crate::types::dtype::Element;
+use crate::types::dtype::Plain;
 use crate::types::error::{Result, UsageError};
 use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
@@ -176,7 +176,7 @@ impl Comm {
     /// On the host backend the ranks share it, so nothing is copied in and out. On GPUs it is page-locked, and copied to the
     /// GPU and back like any host memory. Use GPU memory there: a `CudaSlice`, or registered and symmetric memory of
     /// `comm.nccl()?.alloc` and `comm.nvshmem()?.alloc`.
-    pub fn alloc<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
+    pub fn alloc<T: Plain>(&self, len: usize) -> Result<HostBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
             operation: "alloc",

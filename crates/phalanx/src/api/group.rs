@@ -232,7 +232,7 @@ impl<'env> CommGroup<'_, 'env> {
 
     pub(super) fn in_place<R: Target + ?Sized>(&mut self, call: Call<'env>, buf: &'env mut R) -> Result<()> {
         let stream = &self.comm.stream;
-        let call = Call { dtype: buf.dtype(), ..call };
+        let call = call.of_type(buf.dtype())?;
         let loan = buf.lend_mut(stream)?;
         let call = call.inside(&loan, stream, self.comm.rank()).configured(stream);
         self.push(call, [loan]);

@@ -5,18 +5,9 @@
 //! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
 //! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
-//! | `p2p.rs`, `group.rs` | messages; operations that start together |
+//! | `custom.rs` | reductions by a closure |
+//! | `p2p.rs`, `probe.rs`, `group.rs` | messages; those of unknown senders and lengths; operations that start together |
 //! | `shared.rs` | a communicator for several threads |
-//! | `request/` | operations that go on while the rank does something else |
-//! | `raw/` | the trait of raw pointers |
-//! | `recorded.rs` | operations as the flight recorder sees them |
-//!
-//! | file | what it has |
-//! |---|---|
-//! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
-//! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
-//! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
-//! | `p2p.rs`, `group.rs` | messages; operations that start together |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
 //! | `recorded.rs` | operations as the flight recorder sees them |
@@ -25,11 +16,13 @@ pub(crate) mod builder;
 mod checks;
 mod collectives;
 pub(crate) mod comm;
+mod custom;
 pub(crate) mod group;
 pub(crate) mod init;
 pub(crate) mod lending;
 mod membership;
 pub(crate) mod p2p;
+mod probe;
 pub(crate) mod raw;
 mod recorded;
 pub(crate) mod request;

@@ -3,7 +3,7 @@
 use super::loan::Loan;
 use super::stream::Stream;
 use super::{Source, Target};
-use crate::types::dtype::{AnyElement, DType, Element};
+use crate::types::dtype::{AnyElement, DType, Plain};
 use crate::types::error::{Result, UsageError};
 #[cfg(feature = "cuda")]
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
@@ -89,14 +89,15 @@ fn elements(bytes: &[u8], dtype: DType) -> Result<usize> {
     let refuse = |value: String, expected: String| {
         Err(UsageError::Setting { name: format!("bytes of {dtype}"), value, expected }.into())
     };
-    let size = dtype.size();
+    // Plain data is copied, at any address.
+    let (size, align) = (dtype.size(), if dtype.is_number() { dtype.size() } else { 1 });
     if !bytes.len().is_multiple_of(size) {
         return refuse(format!("{} bytes", bytes.len()), format!("a multiple of {size}"));
     }
-    if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(size) {
+    if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(align) {
         return refuse(
             format!("at {:p}", bytes.as_ptr()),
-            format!("an address that is a multiple of {size}"),
+            format!("an address that is a multiple of {align}"),
         );
     }
     Ok(bytes.len() / size)
@@ -144,40 +145,40 @@ impl<'a> AnyTarget<'a> {
     }
 }
 
-impl<'a, T: Element> From<&'a [T]> for AnySource<'a> {
+impl<'a, T: Plain> From<&'a [T]> for AnySource<'a> {
     fn from(slice: &'a [T]) -> AnySource<'a> {
         let memory = Memory::Host(slice.as_ptr().cast(), PhantomData);
-        AnySource { memory, start: 0, len: slice.len(), dtype: T::DTYPE }
+        AnySource { memory, start: 0, len: slice.len(), dtype: T::dtype() }
     }
 }
 
-impl<'a, T: Element> From<&'a mut [T]> for AnyTarget<'a> {
+impl<'a, T: Plain> From<&'a mut [T]> for AnyTarget<'a> {
     fn from(slice: &'a mut [T]) -> AnyTarget<'a> {
         let memory = MemoryMut::Host(slice.as_mut_ptr().cast(), PhantomData);
-        AnyTarget { memory, start: 0, len: slice.len(), dtype: T::DTYPE }
+        AnyTarget { memory, start: 0, len: slice.len(), dtype: T::dtype() }
     }
 }
 
 #[cfg(feature = "cuda")]
-impl<'a, T: Element> From<CudaView<'a, T>> for AnySource<'a> {
+impl<'a, T: Plain> From<CudaView<'a, T>> for AnySource<'a> {
     fn from(view: CudaView<'a, T>) -> AnySource<'a> {
         use cudarc::driver::DeviceSlice;
         let len = DeviceSlice::len(&view);
         // SAFETY: an element is so many bytes, of which each bit pattern is valid.
         let bytes = unsafe { view.transmute::<u8>(len * size_of::<T>()) };
-        AnySource { memory: Memory::Cuda(bytes.expect("of the same size")), start: 0, len, dtype: T::DTYPE }
+        AnySource { memory: Memory::Cuda(bytes.expect("of the same size")), start: 0, len, dtype: T::dtype() }
     }
 }
 
 #[cfg(feature = "cuda")]
-impl<'a, T: Element> From<&'a CudaSlice<T>> for AnySource<'a> {
+impl<'a, T: Plain> From<&'a CudaSlice<T>> for AnySource<'a> {
     fn from(slice: &'a CudaSlice<T>) -> AnySource<'a> {
         AnySource::from(slice.as_view())
     }
 }
 
 #[cfg(feature = "cuda")]
-impl<'a, T: Element> From<&'a mut CudaSlice<T>> for AnyTarget<'a> {
+impl<'a, T: Plain> From<&'a mut CudaSlice<T>> for AnyTarget<'a> {
     fn from(slice: &'a mut CudaSlice<T>) -> AnyTarget<'a> {
         let len = cudarc::driver::DeviceSlice::len(slice);
         // SAFETY: an element is so many bytes, and each bit pattern of them is an element.
@@ -186,13 +187,13 @@ impl<'a, T: Element> From<&'a mut CudaSlice<T>> for AnyTarget<'a> {
             memory: MemoryMut::Cuda(bytes.expect("of the same size")),
             start: 0,
             len,
-            dtype: T::DTYPE,
+            dtype: T::dtype(),
         }
     }
 }
 
 #[cfg(feature = "cuda")]
-impl<'a, T: Element> From<&'a mut CudaViewMut<'_, T>> for AnyTarget<'a> {
+impl<'a, T: Plain> From<&'a mut CudaViewMut<'_, T>> for AnyTarget<'a> {
     fn from(view: &'a mut CudaViewMut<'_, T>) -> AnyTarget<'a> {
         let len = cudarc::driver::DeviceSlice::len(view);
         // SAFETY: as above.
@@ -201,7 +202,7 @@ impl<'a, T: Element> From<&'a mut CudaViewMut<'_, T>> for AnyTarget<'a> {
             memory: MemoryMut::Cuda(bytes.expect("of the same size")),
             start: 0,
             len,
-            dtype: T::DTYPE,
+            dtype: T::dtype(),
         }
     }
 }

@@ -9,7 +9,7 @@
 use super::loan::Loan;
 use super::stream::Stream;
 use super::{Source, Target};
-use crate::types::dtype::{DType, Element};
+use crate::types::dtype::{DType, Plain};
 use crate::types::error::{Error, Result, UsageError};
 use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
@@ -279,11 +279,11 @@ fn wrong_memory(slice: &CudaStream, wanted: String) -> Error {
 macro_rules! device_memory {
     ($($ty:ty),*) => {$(
         // SAFETY: device memory of `len` elements, borrowed; the plan orders what comes later behind the operation.
-        unsafe impl<T: Element> Source for $ty {
+        unsafe impl<T: Plain> Source for $ty {
             type Elem = T;
             #[inline]
             fn dtype(&self) -> DType {
-                T::DTYPE
+                T::dtype()
             }
             #[inline]
             fn len(&self) -> usize {
@@ -304,7 +304,7 @@ macro_rules! device_memory {
     )*};
     (mut $($ty:ty),*) => {$(
         // SAFETY: as above, and `&mut self` is exclusive.
-        unsafe impl<T: Element> Target for $ty {
+        unsafe impl<T: Plain> Target for $ty {
             #[inline]
             fn lend_mut<'l>(&'l mut self, stream: &'l Stream) -> Result<Loan<'l>> {
                 let Some(operation) = stream.cuda_stream() else {

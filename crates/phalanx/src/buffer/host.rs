@@ -1,6 +1,6 @@
 //! Memory that every rank of the host can read: what [`Comm::alloc`](crate::Comm::alloc) gives.
 
-use crate::types::dtype::Element;
+use crate::types::dtype::Plain;
 use crate::types::memory::Allocation;
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,14 +11,14 @@ use std::ops::{Deref, DerefMut};
 /// Only its owner reads and writes it, as any other buffer; but collectives and messages on it need no
 /// copy in and out, which makes large ones two to three times as fast between processes. It is zero at
 /// first, aligned to 64 bytes, and may outlive its communicator.
-pub struct HostBuffer<T: Element> {
+pub struct HostBuffer<T: Plain> {
     start: *mut T,
     len: usize,
     _keep: Box<dyn Send + Sync>,
     elements: PhantomData<T>,
 }
 
-impl<T: Element> HostBuffer<T> {
+impl<T: Plain> HostBuffer<T> {
     /// Wraps an allocation of `len` elements.
     pub(crate) fn new(allocation: Allocation, len: usize) -> HostBuffer<T> {
         let start = allocation.start.cast::<T>();
@@ -28,11 +28,11 @@ impl<T: Element> HostBuffer<T> {
 }
 
 // SAFETY: the buffer owns its elements, as a Vec does.
-unsafe impl<T: Element> Send for HostBuffer<T> {}
+unsafe impl<T: Plain> Send for HostBuffer<T> {}
 // SAFETY: as above; a shared reference gives read access only.
-unsafe impl<T: Element> Sync for HostBuffer<T> {}
+unsafe impl<T: Plain> Sync for HostBuffer<T> {}
 
-impl<T: Element> Deref for HostBuffer<T> {
+impl<T: Plain> Deref for HostBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -42,15 +42,15 @@ impl<T: Element> Deref for HostBuffer<T> {
     }
 }
 
-impl<T: Element> DerefMut for HostBuffer<T> {
+impl<T: Plain> DerefMut for HostBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above; peers read only while this rank is inside an operation that borrows the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
 
-impl<T: Element> fmt::Debug for HostBuffer<T> {
+impl<T: Plain> fmt::Debug for HostBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBuffer").field("dtype", &T::DTYPE).field("len", &self.len).finish()
+        f.debug_struct("HostBuffer").field("dtype", &T::dtype()).field("len", &self.len).finish()
     }
 }

@@ -16,7 +16,7 @@ pub use any::{AnySource, AnyTarget};
 use crate::buffer::host::HostBuffer;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::types::dtype::{DType, Element, ElementType};
+use crate::types::dtype::{DType, ElementType, Plain};
 use crate::types::error::Result;
 use std::mem::MaybeUninit;
 
@@ -30,8 +30,7 @@ use std::mem::MaybeUninit;
     message = "`{Self}` is not a buffer",
     label = "not a slice, an array, a vector or other memory of elements",
     note = "one value: send a slice of it, `&[value]`; receive it with `std::slice::from_mut(&mut value)`",
-    note = "String and str: send the bytes (`as_bytes`), and their number in a message before",
-    note = "a struct: send each field in a buffer of its own, or its bytes as u8 (as `bytemuck` or `serde` give them)"
+    note = "String and str: send the bytes (`as_bytes`), and their number in a message before"
 )]
 pub unsafe trait Source {
     /// The type of the elements.
@@ -65,8 +64,7 @@ pub unsafe trait Target: Source {
     fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> Result<Loan<'a>>;
 }
 
-/// Memory that an operation only writes: every [`Target`], and host memory that is not initialised yet
-/// (`[MaybeUninit<T>]`, or `Vec::spare_capacity_mut`).
+/// Memory that an operation only writes: every [`Target`], and host memory that is not initialised yet ([`Uninit`]).
 ///
 /// After a successful operation every element is initialised that the operation gives this rank: for `gather` at the root
 /// only, for example.
@@ -75,7 +73,7 @@ pub unsafe trait Target: Source {
 /// # fn main() -> phalanx::Result<()> {
 /// phalanx::run(2, |comm| -> phalanx::Result<()> {
 ///     let mut all: Vec<u32> = Vec::with_capacity(2);
-///     comm.all_gather(&[comm.rank() as u32], &mut all.spare_capacity_mut()[..2])?;
+///     comm.all_gather(&[comm.rank() as u32], &mut phalanx::Uninit(&mut all.spare_capacity_mut()[..2]))?;
 ///     // SAFETY: all_gather has written both elements.
 ///     unsafe { all.set_len(2) };
 ///     assert_eq!(all, [0, 1]);
@@ -120,20 +118,23 @@ unsafe impl<B: Target + ?Sized> Output for B {
     }
 }
 
+/// Host memory that is not initialised yet, as an [`Output`].
+pub struct Uninit<'m, T>(pub &'m mut [MaybeUninit<T>]);
+
 // SAFETY: a slice's elements do not move while it is borrowed, and `&mut self` is exclusive.
-unsafe impl<T: Element> Output for [MaybeUninit<T>] {
+unsafe impl<T: Plain> Output for Uninit<'_, T> {
     type Elem = T;
     #[inline]
     fn output_dtype(&self) -> DType {
-        T::DTYPE
+        T::dtype()
     }
     #[inline]
     fn output_len(&self) -> usize {
-        self.len()
+        self.0.len()
     }
     #[inline]
     fn lend_output<'a>(&'a mut self, _stream: &'a Stream) -> Result<Loan<'a>> {
-        Ok(Loan::host(self.as_mut_ptr().cast()))
+        Ok(Loan::host(self.0.as_mut_ptr().cast()))
     }
 }
 
@@ -144,7 +145,7 @@ macro_rules! slice_like {
             type Elem = T;
             #[inline]
             fn dtype(&self) -> DType {
-                T::DTYPE
+                T::dtype()
             }
             #[inline]
             fn len(&self) -> usize {
@@ -166,11 +167,11 @@ macro_rules! slice_like {
 }
 
 slice_like! {
-    [T: Element] [T],
-    [T: Element] Vec<T>,
-    [T: Element] Box<[T]>,
-    [T: Element] HostBuffer<T>,
-    [T: Element, const N: usize] [T; N],
+    [T: Plain] [T],
+    [T: Plain] Vec<T>,
+    [T: Plain] Box<[T]>,
+    [T: Plain] HostBuffer<T>,
+    [T: Plain, const N: usize] [T; N],
 }
 
 // SAFETY: forwards to the buffer behind the reference.
@@ -228,8 +229,8 @@ unsafe impl<B: Target + ?Sized> Target for &mut B {
 pub unsafe trait Owned: Target + Send + 'static {}
 
 // SAFETY: a vector's elements are on the heap.
-unsafe impl<T: Element> Owned for Vec<T> {}
+unsafe impl<T: Plain> Owned for Vec<T> {}
 // SAFETY: a boxed slice's elements are on the heap.
-unsafe impl<T: Element> Owned for Box<[T]> {}
+unsafe impl<T: Plain> Owned for Box<[T]> {}
 // SAFETY: the elements are in the region, wherever the handle is.
-unsafe impl<T: Element> Owned for HostBuffer<T> {}
+unsafe impl<T: Plain> Owned for HostBuffer<T> {}

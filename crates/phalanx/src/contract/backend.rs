@@ -1,7 +1,7 @@
 //! [`Backend`]: what a backend fulfils.
 
 use super::hosts::HostTopology;
-use super::{BackendKind, Call, OperationId, RankGrid, StreamSyncOps, Transfer};
+use super::{BackendKind, Call, Envelope, OperationId, RankGrid, StreamSyncOps, Transfer, Wanted};
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
@@ -133,6 +133,25 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
 
     /// Advances everything; answers whether this transfer is complete (and its id spent).
     fn test(&self, operation: OperationId) -> Result<bool>;
+
+    /// A message that has come and that no posted receive matches. It stays until it is received; of one sender and tag, the first.
+    fn try_probe(&self, _wanted: Wanted) -> Result<Option<Envelope>> {
+        Err(self.no_probes())
+    }
+
+    /// Waits for such a message, up to the deadline.
+    fn probe(&self, _wanted: Wanted) -> Result<Envelope> {
+        Err(self.no_probes())
+    }
+
+    /// The error of a backend whose library knows no messages before they are received.
+    fn no_probes(&self) -> Error {
+        Error::from(UnsupportedError {
+            what: "probing for a message, or receiving from any rank".into(),
+            why: format!("the backend {} receives only what it is told to expect", self.kind()),
+            remedy: "name the sender, or use a communicator on host memory or MPI".into(),
+        })
+    }
 
     /// Advances transfers and started collectives; answers whether any is still under way.
     fn progress(&self) -> Result<bool>;

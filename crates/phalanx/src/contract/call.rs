@@ -1,10 +1,11 @@
 //! One rank's part in a collective.
 
-use super::Operation;
+use super::{BackendKind, Operation};
 #[cfg(feature = "_gpu")]
 use crate::buffer::collective_config::RawCollectiveConfig;
 use crate::buffer::stream::Stream;
 use crate::types::dtype::DType;
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{RawStream, Space, Span};
 use crate::types::op::{RawReduction, ReductionCode};
 
@@ -40,13 +41,29 @@ impl Blocks<'_> {
     }
 }
 
+/// A reduction by a closure of the caller's, of elements whose type the closure knows.
+pub(crate) trait CombineInOrder {
+    /// `targets[..][..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
+    ///
+    /// # Safety
+    /// Every source has `count` elements of the closure's type and every target room for them; a target overlaps no other target and no
+    /// source, or is exactly one of the sources. There is a source.
+    unsafe fn combine(&self, targets: [&[*mut u8]; 2], sources: &[*const u8], count: usize);
+}
+
+impl std::fmt::Debug for dyn CombineInOrder + '_ {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a closure")
+    }
+}
+
 /// One rank's part in a collective, checked.
 ///
 /// What `send` and `recv` point to is given by the operation, with `blocks` as the unit:
 ///
 /// | operation | `send` | `recv` |
 /// |---|---|---|
-/// | all_reduce, broadcast, reduce | one block | one block |
+/// | all_reduce, scan, broadcast, reduce | one block | one block |
 /// | all_gather, gather | own block | all blocks |
 /// | reduce_scatter, scatter | all blocks | own block |
 /// | all_to_all | all blocks | all blocks |
@@ -58,6 +75,8 @@ pub(crate) struct Call<'a> {
     pub operation: Operation,
     pub dtype: DType,
     pub reduction: RawReduction,
+    /// The closure of a custom reduction.
+    pub custom: Option<&'a dyn CombineInOrder>,
     pub root: usize,
     pub send: *const u8,
     pub recv: *mut u8,
@@ -97,6 +116,27 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Whether it is combined by the ranks' processors on every backend: libraries of GPUs have neither scans nor closures.
+    #[inline(always)]
+    pub fn is_combined_on_host(&self) -> bool {
+        self.operation.scans() || self.custom.is_some()
+    }
+
+    /// An error if a call that is combined on the host has buffers in GPU memory.
+    pub fn check_combined_on_host(&self, backend: BackendKind) -> Result<()> {
+        if !self.is_on_gpu() {
+            return Ok(());
+        }
+        let by = if self.custom.is_some() { " by a closure" } else { "" };
+        Err(Error::from(UnsupportedError {
+            what: format!("{}{by}, of GPU memory", self.operation.name()),
+            why: format!(
+                "the backend {backend} combines on the GPU what its library can, and this it has not"
+            ),
+            remedy: "copy the buffers to the host, or write a kernel (phalanx::jit)".into(),
+        }))
+    }
+
     /// Whether any buffer is in GPU memory.
     #[inline]
     pub fn is_on_gpu(&self) -> bool {
@@ -119,6 +159,7 @@ impl<'a> Call<'a> {
             operation,
             dtype: DType::U8,
             reduction: RawReduction { code: ReductionCode::Sum, factor: 0 },
+            custom: None,
             root: 0,
             send: std::ptr::null(),
             recv: std::ptr::null_mut(),

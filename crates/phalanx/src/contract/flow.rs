@@ -36,6 +36,8 @@ pub(crate) struct Flow<'a> {
     pub gathered: bool,
     /// Blocks are combined; else copied.
     pub reduced: bool,
+    /// Each reader gets the combination of those before it only, with its own or without.
+    scan: Option<Operation>,
     pub blocks: Blocks<'a>,
     /// The blocks of `recv`: the same, except in all_to_all_v.
     recv_blocks: Blocks<'a>,
@@ -49,7 +51,7 @@ impl<'a> Call<'a> {
         use Operation::*;
         let root = Who::Only(self.root);
         let (writers, readers, scattered, gathered, reduced) = match self.operation {
-            AllReduce => (Who::All, Who::All, false, false, true),
+            AllReduce | Scan | ExclusiveScan => (Who::All, Who::All, false, false, true),
             Reduce => (Who::All, root, false, false, true),
             Broadcast => (root, Who::All, false, false, false),
             AllGather | AllGatherV | Split | SplitGrid | Grow => (Who::All, Who::All, false, true, false),
@@ -65,8 +67,9 @@ impl<'a> Call<'a> {
         };
         let size = self.dtype.size();
         let recv_blocks = if self.operation == AllToAllV { self.recv_blocks } else { self.blocks };
-        let flow =
-            Flow { writers, readers, scattered, gathered, reduced, blocks: self.blocks, recv_blocks, size };
+        let scan = self.operation.scans().then_some(self.operation);
+        let blocks = self.blocks;
+        let flow = Flow { writers, readers, scattered, gathered, reduced, scan, blocks, recv_blocks, size };
         // The blocks of an alloc are what the ranks ask for.
         if self.operation == Alloc { flow.without_data() } else { flow }
     }
@@ -76,6 +79,16 @@ impl Flow<'_> {
     /// The same pattern with empty blocks: the ranks only agree on the call.
     pub fn without_data(self) -> Self {
         Flow { blocks: Blocks::Equal(0), recv_blocks: Blocks::Equal(0), ..self }
+    }
+
+    /// The ranks whose blocks a reduction combines for `reader`; none, for the first of an exclusive scan.
+    #[inline(always)]
+    pub fn combined(&self, reader: usize, ranks: usize) -> Range<usize> {
+        match self.scan {
+            None => 0..ranks,
+            Some(Operation::Scan) => 0..reader + 1,
+            Some(_) => 0..reader,
+        }
     }
 
     /// Bytes that `writer` gives to `reader`.
@@ -175,6 +188,8 @@ mod tests {
         let counts = [3, 0, 1, 5];
         for (operation, root, others) in [
             (AllReduce, [4, 4], [4, 4]),
+            (Scan, [4, 4], [4, 4]),
+            (ExclusiveScan, [4, 4], [4, 4]),
             (Broadcast, [4, 4], [0, 4]),
             (Reduce, [4, 4], [4, 0]),
             (AllGather, [4, 16], [4, 16]),
@@ -199,6 +214,14 @@ mod tests {
             let used = |rank| call.flow().used(rank, RANKS);
             assert_eq!((used(2), used(0)), (root, others), "{}", operation.name());
         }
+    }
+
+    #[test]
+    fn a_scan_combines_the_ranks_before() {
+        let combined = |operation, reader| call(operation, Blocks::Equal(1)).flow().combined(reader, RANKS);
+        assert_eq!([0, 3].map(|reader| combined(Operation::Scan, reader)), [0..1, 0..4]);
+        assert_eq!([0, 3].map(|reader| combined(Operation::ExclusiveScan, reader)), [0..0, 0..3]);
+        assert_eq!([0, 3].map(|reader| combined(Operation::AllReduce, reader)), [0..4, 0..4]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod stream_sync;
 mod transfer;
 
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
-pub(crate) use call::{Blocks, Call};
+pub(crate) use call::{Blocks, Call, CombineInOrder};
 pub use dry_call::DryCall;
 pub(crate) use flow::{Flow, Who};
 pub(crate) use grid::RankGrid;
@@ -25,4 +25,5 @@ pub use kind::BackendKind;
 pub(crate) use operation::Operation;
 pub(crate) use shape::Shape;
 pub use stream_sync::StreamSyncOps;
-pub(crate) use transfer::{Direction, OperationId, Transfer};
+pub use transfer::Envelope;
+pub(crate) use transfer::{Direction, OperationId, Transfer, Wanted};

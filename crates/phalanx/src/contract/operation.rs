@@ -34,10 +34,12 @@ pub(crate) enum Operation {
     DeviceComm,
     /// Communicators of a grid of ranks. A hash of the grid is in the place of the root.
     SplitGrid,
+    Scan,
+    ExclusiveScan,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 27] = [
+    const ALL: [(Operation, &'static str); 29] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -65,6 +67,8 @@ impl Operation {
         (Operation::WaitSignals, "wait_signals"),
         (Operation::DeviceComm, "device_comm"),
         (Operation::SplitGrid, "split_grid"),
+        (Operation::Scan, "scan"),
+        (Operation::ExclusiveScan, "exclusive_scan"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -83,7 +87,12 @@ impl Operation {
 
     pub fn reduces(self) -> bool {
         use Operation::*;
-        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV)
+        matches!(self, AllReduce | Reduce | ReduceScatter | ReduceScatterV) || self.scans()
+    }
+
+    /// Whether each rank gets the reduction of the ranks before it.
+    pub fn scans(self) -> bool {
+        matches!(self, Operation::Scan | Operation::ExclusiveScan)
     }
 
     /// Whether it can be part of a group.

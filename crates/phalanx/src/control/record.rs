@@ -7,6 +7,9 @@ use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use std::fmt;
 
+/// In the place of the peer: a receive from whichever rank sends first.
+pub(crate) const ANY_RANK: u32 = u32::MAX;
+
 /// A call in the form that ranks compare: all ranks of an operation must have equal records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallRecord {
@@ -47,7 +50,7 @@ impl CallRecord {
     #[inline(always)]
     fn head(&self) -> u64 {
         u64::from(self.operation as u8)
-            | u64::from(self.dtype as u8) << 8
+            | u64::from(self.dtype.code()) << 8
             | u64::from(self.reduction as u8) << 16
             | u64::from(self.config) << 24
             | u64::from(self.root) << 32
@@ -55,14 +58,15 @@ impl CallRecord {
 
     #[inline(always)]
     pub fn words(&self) -> [u64; 3] {
-        [self.head(), self.count, self.counts]
+        [self.head(), self.dtype.mark(self.count), self.counts]
     }
 
     pub fn from_words(words: [u64; 3]) -> Option<CallRecord> {
         let [head, count, counts] = words;
+        let (dtype, count) = DType::decode((head >> 8) as u8, count)?;
         Some(CallRecord {
             operation: Operation::from_code(head as u8)?,
-            dtype: DType::from_code((head >> 8) as u8)?,
+            dtype,
             reduction: ReductionCode::from_code((head >> 16) as u8)?,
             config: (head >> 24) as u8,
             root: (head >> 32) as u32,
@@ -76,7 +80,7 @@ impl CallRecord {
     /// in which they exchanged nothing is seen in the next one.
     #[inline(always)]
     pub fn chain(&self, history: u64) -> u64 {
-        mix(mix(mix(history, self.head()), self.count), self.counts)
+        self.words().into_iter().fold(history, mix)
     }
 }
 
@@ -110,6 +114,7 @@ impl fmt::Display for CallRecord {
         match self.operation {
             Operation::AllToAllV if block.is_none() => {}
             Operation::AllToAllV => write!(f, " × {}", self.count)?,
+            Operation::Recv if self.count == 0 && self.root == ANY_RANK => {}
             Operation::Send | Operation::Recv => write!(f, " × {}", self.count)?,
             _ if self.counts != 0 => write!(f, " × {}, counts #{:08x}", self.count, self.counts as u32)?,
             _ => write!(f, " × {}", self.count)?,
@@ -120,6 +125,7 @@ impl fmt::Display for CallRecord {
         match block.unwrap_or(self.operation) {
             operation if operation.is_rooted() => write!(f, ", root {}", self.root)?,
             Operation::Send => write!(f, ", to rank {}", self.root)?,
+            Operation::Recv if self.root == ANY_RANK => f.write_str(", from any rank")?,
             Operation::Recv => write!(f, ", from rank {}", self.root)?,
             _ => {}
         }

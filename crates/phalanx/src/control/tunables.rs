@@ -1,6 +1,8 @@
 //! Tunables of the shared memory of a channel, in bytes unless they say otherwise. They are the same in every process of
 //! a job. What is known of how they were chosen is said in `backend/host/tunables.rs`.
 
+use crate::types::plain::MOST_COMBINED_BYTES;
+
 /// Stamped lines of a slot behind its opening.
 pub(crate) const SLOT_LINES: usize = 144;
 
@@ -21,7 +23,7 @@ pub(crate) const EXCHANGE_CHUNK: [usize; 2] = [64 << 10, 128 << 10];
 pub(crate) const ONE_WAY_CHUNK: [usize; 2] = [32 << 10, 128 << 10];
 
 /// Bytes of a chunk for each peer, at least, so that the steps of a scattering operation do not get short.
-pub(crate) const CHUNK_PER_RANK: usize = 2 << 10;
+pub(crate) const CHUNK_PER_RANK: usize = MOST_COMBINED_BYTES;
 
 /// Unused bytes behind a chunk. A processor that reads the end of a chunk prefetches some pages behind it, and would take the next chunk
 /// away from its writer. (In a ring for one way, that is what the reader wants next.)

@@ -197,8 +197,10 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
     let calls = group.calls().map(|call| {
         on_gpu(&call.spaces)?;
         let Call { operation, dtype, reduction, root, .. } = *call;
-        let what =
-            operation as u64 | (dtype as u64) << 8 | (reduction.code as u64) << 16 | (root as u64) << 32;
+        let what = operation as u64
+            | u64::from(dtype.code()) << 8
+            | (reduction.code as u64) << 16
+            | (root as u64) << 32;
         let (send, recv) = (call.send.addr() as u64, call.recv.addr() as u64);
         let mut lengths = DefaultHasher::new();
         for blocks in [call.blocks, call.recv_blocks] {
@@ -214,7 +216,7 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
             Direction::Send(source) => (1, source.addr()),
             Direction::Recv(target) => (2, target.addr()),
         };
-        let what = way | (transfer.dtype as u64) << 8 | (transfer.peer as u64) << 32;
+        let what = way | u64::from(transfer.dtype.code()) << 8 | (transfer.peer as u64) << 32;
         Ok([what, 0, transfer.count as u64, address as u64, 0, 1])
     });
     calls.chain(transfers).collect()

@@ -8,7 +8,7 @@ use crate::backend::nccl::memory::{Buffer, Registration};
 use crate::buffer::{Source, Target};
 use crate::gpu::hip;
 use crate::start;
-use crate::types::dtype::Element;
+use crate::types::dtype::{Element, Reducible};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::op::ReduceOp;
 use phalanx_sys::nccl::{Flavour, version_text};
@@ -92,6 +92,7 @@ impl<'a> Rccl<'a> {
         S: Source + ?Sized,
         R: Target<Elem = S::Elem> + ?Sized,
         B: Source<Elem = S::Elem> + ?Sized,
+        S::Elem: Reducible,
     {
         let (operation, buffer) = ("all_reduce_with_bias", "bias");
         if bias.len() != send.len() {

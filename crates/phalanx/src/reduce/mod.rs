@@ -5,7 +5,9 @@
 //! run time.
 
 pub(crate) mod arithmetic;
+pub(crate) mod custom;
 
+use crate::contract::{Call, CombineInOrder};
 use crate::os::float_mode::in_standard_float_mode;
 use crate::os::{LINE, prefetch};
 use crate::reduce::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
@@ -48,13 +50,25 @@ impl<'a> Targets<'a> {
 /// `targets[..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
 type Kernel = unsafe fn(targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize);
 
-/// The kernel for one type and operation.
+/// What combines elements: the kernel for one type and operation, or a closure of the caller's.
 #[derive(Clone, Copy)]
-pub(crate) struct Reducer(Kernel);
+pub(crate) enum Reducer<'a> {
+    Kernel(Kernel),
+    Custom(&'a dyn CombineInOrder),
+}
 
-impl Reducer {
+impl<'a> Reducer<'a> {
+    /// The reduction of a call.
     #[inline]
-    pub fn new(dtype: DType, code: ReductionCode) -> Reducer {
+    pub fn of(call: &Call<'a>) -> Reducer<'a> {
+        match call.custom {
+            None => Reducer::new(call.dtype, call.reduction.code),
+            Some(custom) => Reducer::Custom(custom),
+        }
+    }
+
+    #[inline]
+    pub fn new(dtype: DType, code: ReductionCode) -> Reducer<'static> {
         fn of<T: Number>(code: ReductionCode) -> Kernel {
             match code {
                 ReductionCode::Sum => dispatch::<T, Sum>,
@@ -63,9 +77,10 @@ impl Reducer {
                 ReductionCode::Max => dispatch::<T, Max>,
                 ReductionCode::Avg => dispatch::<T, Avg>,
                 ReductionCode::PreMulSum => dispatch::<T, PreMulSum>,
+                ReductionCode::Custom => unreachable!("its call has a closure"),
             }
         }
-        Reducer(with_element!(dtype, T => of::<T>(code)))
+        Reducer::Kernel(with_element!(dtype, T => of::<T>(code)))
     }
 
     /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
@@ -73,11 +88,16 @@ impl Reducer {
     ///
     /// # Safety
     /// Every source has `count` elements of the reducer's type and every target room for them; a target
-    /// overlaps no other target and no source, or is exactly one of the sources.
+    /// overlaps no other target and no source, or is exactly one of the sources. There is a source.
     #[inline]
     pub unsafe fn run(self, targets: Targets<'_>, sources: &[*const u8], factors: &[u64], count: usize) {
         // SAFETY: the caller's contract.
-        in_standard_float_mode(|| unsafe { (self.0)(targets, sources, factors, count) })
+        in_standard_float_mode(|| unsafe {
+            match self {
+                Reducer::Kernel(kernel) => kernel(targets, sources, factors, count),
+                Reducer::Custom(custom) => custom.combine([targets.through, targets.past], sources, count),
+            }
+        })
     }
 }
 

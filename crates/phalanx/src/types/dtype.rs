@@ -1,8 +1,11 @@
-//! Element types of buffers, as Rust types ([`Element`]) and as values ([`DType`]).
+//! Element types of buffers, as Rust types ([`Plain`], [`Element`]) and as values ([`DType`]).
 
 pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
 
+use super::plain::PlainType;
+use bytemuck::{AnyBitPattern, NoUninit};
+use std::any::TypeId;
 use std::fmt;
 
 /// The type of a buffer's elements, as a value.
@@ -40,10 +43,12 @@ pub enum DType {
     I64 = 12,
     /// Unsigned 64-bit integer.
     U64 = 13,
+    /// Plain data of another type, such as a struct: it is moved, not reduced.
+    Plain(PlainType) = 14,
 }
 
 impl DType {
-    /// Every element type, in the order of their discriminants.
+    /// Every number type, in the order of their discriminants.
     pub const ALL: [DType; 14] = [
         DType::F32,
         DType::F64,
@@ -68,10 +73,11 @@ impl DType {
             DType::F16 | DType::Bf16 | DType::I16 | DType::U16 => 2,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F64 | DType::I64 | DType::U64 => 8,
+            DType::Plain(plain) => plain.size(),
         }
     }
 
-    /// The short name: `f32`, `bf16`, `f8e4m3`, …
+    /// The short name: `f32`, `bf16`, `f8e4m3`, …; of other plain data the path of its type.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -88,17 +94,74 @@ impl DType {
             DType::U32 => "u32",
             DType::I64 => "i64",
             DType::U64 => "u64",
+            DType::Plain(plain) => plain.name(),
         }
     }
 
-    /// The type with this short name.
+    /// Whether it is a number, which can be reduced.
+    pub const fn is_number(self) -> bool {
+        !matches!(self, DType::Plain(_))
+    }
+
+    /// The number type with this short name.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    pub(crate) fn from_code(code: u8) -> Option<DType> {
-        DType::ALL.get(usize::from(code)).copied()
+    /// The discriminant: the place of a number type in [`DType::ALL`], and 14 for all other plain data.
+    pub const fn code(self) -> u8 {
+        match self {
+            DType::F32 => 0,
+            DType::F64 => 1,
+            DType::F16 => 2,
+            DType::Bf16 => 3,
+            DType::F8E4M3 => 4,
+            DType::F8E5M2 => 5,
+            DType::I8 => 6,
+            DType::U8 => 7,
+            DType::I16 => 8,
+            DType::U16 => 9,
+            DType::I32 => 10,
+            DType::U32 => 11,
+            DType::I64 => 12,
+            DType::U64 => 13,
+            DType::Plain(_) => PLAIN,
+        }
     }
+
+    /// A length in elements or bytes with the type's fingerprint, so that another plain type is another length. Numbers are told apart
+    /// by their code.
+    #[inline(always)]
+    pub(crate) const fn mark(self, length: u64) -> u64 {
+        match self {
+            DType::Plain(plain) => length ^ (plain.fingerprint() as u64) << LENGTH_BITS,
+            _ => length,
+        }
+    }
+
+    /// The type and the length of a code and a marked length.
+    pub(crate) fn decode(code: u8, marked: u64) -> Option<(DType, u64)> {
+        match DType::ALL.get(usize::from(code)) {
+            Some(dtype) => Some((*dtype, marked)),
+            None if code == PLAIN => {
+                let plain = PlainType::with_fingerprint((marked >> LENGTH_BITS) as u32);
+                Some((DType::Plain(plain), unmarked(code, marked)))
+            }
+            None => None,
+        }
+    }
+}
+
+/// The code of all plain data that is no number.
+const PLAIN: u8 = 14;
+
+/// Bits of a marked length that are the length.
+const LENGTH_BITS: u32 = 40;
+
+/// The length in a marked length of elements with this code.
+#[inline(always)]
+pub(crate) const fn unmarked(code: u8, marked: u64) -> u64 {
+    if code == PLAIN { marked & ((1 << LENGTH_BITS) - 1) } else { marked }
 }
 
 impl fmt::Display for DType {
@@ -111,25 +174,83 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that buffers may have as elements: the fourteen types of [`DType`].
+/// A Rust type that operations can move: the fourteen [`Element`]s, and any other plain data, such as structs that are
+/// [`bytemuck::Pod`], arrays, `usize` and `u128`.
 ///
-/// Sealed, since every backend must be able to move and reduce it. An element has no padding and every bit
-/// pattern is a valid value, so received bytes are always valid elements.
+/// It is implemented for every type that is `bytemuck::NoUninit` and `bytemuck::AnyBitPattern`: without padding, and valid
+/// whatever its bytes are. `#[derive(bytemuck::Pod, bytemuck::Zeroable)]` makes a struct such a type (`cargo add bytemuck
+/// --features derive`). All ranks must use the same
+/// type: another one is a [`MismatchError`](crate::MismatchError), which knows a type by its name and its size.
+///
+/// ```
+/// # fn main() -> phalanx::Result<()> {
+/// #[derive(Debug, Clone, Copy, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C)]
+/// struct Particle {
+///     place: [f32; 3],
+///     kind: u32,
+/// }
+///
+/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+///     let own = Particle { place: [comm.rank() as f32; 3], kind: 7 };
+///     let mut all = [Particle::default(); 3];
+///     comm.all_gather(&[own], &mut all)?;
+///     assert_eq!(all[2], Particle { place: [2.0; 3], kind: 7 });
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "ranks cannot exchange elements of type `{Self}`",
-    label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
-    note = "usize and isize have another size on other machines: send u64 or i64",
+    label = "not plain data",
+    note = "a struct without padding: derive `bytemuck::Pod` and `bytemuck::Zeroable` for it",
     note = "bool: send `u8::from(flag)`, and compare what arrives with 0",
-    note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before",
-    note = "a struct: send each field in a buffer of its own, or its bytes as u8 (as `bytemuck` or `serde` give them)"
+    note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before"
 )]
-pub trait Element: ElementType + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
+pub trait Plain: ElementType + Copy + Send + Sync + 'static {
+    /// This type as a value.
+    fn dtype() -> DType;
+}
+
+// The message of `Plain` says more than one about `NoUninit`.
+#[diagnostic::do_not_recommend]
+impl<T: NoUninit + AnyBitPattern + Send + Sync> Plain for T {
+    #[inline(always)]
+    fn dtype() -> DType {
+        of_number::<T>().unwrap_or_else(|| DType::Plain(PlainType::of::<T>()))
+    }
+}
+
+/// A Rust type that every backend can reduce, too: one of the fourteen numbers of [`DType`].
+///
+/// Sealed. An element has no padding and every bit pattern is a valid value, so received bytes are always valid elements.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no number that ranks can combine",
+    label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
+    note = "usize and isize have another size on other machines: use u64 or i64"
+)]
+pub trait Element: Plain + Reducible + fmt::Debug + PartialEq {
     /// This type as a value.
     const DTYPE: DType;
 }
 
-/// What a buffer's elements are: an [`Element`], or [`AnyElement`] where only a [`DType`] value says it. Sealed.
+/// What a buffer's elements are: [`Plain`] data, or [`AnyElement`] where only a [`DType`] value says it. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "ranks cannot exchange elements of type `{Self}`",
+    label = "not plain data",
+    note = "a struct without padding: derive `bytemuck::Pod` and `bytemuck::Zeroable` for it"
+)]
 pub trait ElementType: sealed::Sealed + 'static {}
+
+/// What a reduction combines: an [`Element`], or [`AnyElement`], whose type is compared at run time. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no number that ranks can combine",
+    label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
+    note = "usize and isize have another size on other machines: use u64 or i64",
+    note = "a struct: reduce its fields in buffers of their own"
+)]
+pub trait Reducible: ElementType {}
 
 /// Stands for the elements of a buffer whose type is known at run time only, such as
 /// [`AnySource`](crate::AnySource).
@@ -138,16 +259,33 @@ pub enum AnyElement {}
 
 impl sealed::Sealed for AnyElement {}
 impl ElementType for AnyElement {}
+impl Reducible for AnyElement {}
+
+#[diagnostic::do_not_recommend]
+impl<T: NoUninit + AnyBitPattern + Send + Sync> sealed::Sealed for T {}
+#[diagnostic::do_not_recommend]
+impl<T: NoUninit + AnyBitPattern + Send + Sync> ElementType for T {}
 
 macro_rules! elements {
-    ($($ty:ty => $dtype:ident),* $(,)?) => {$(
-        impl sealed::Sealed for $ty {}
-        impl ElementType for $ty {}
-        impl Element for $ty {
-            const DTYPE: DType = DType::$dtype;
+    ($($ty:ty => $dtype:ident),* $(,)?) => {
+        /// The number type that `T` is. The compiler knows the answer.
+        #[inline(always)]
+        fn of_number<T: 'static>() -> Option<DType> {
+            let own = TypeId::of::<T>();
+            $(if own == TypeId::of::<$ty>() {
+                return Some(DType::$dtype);
+            })*
+            None
         }
-        const _: () = assert!(size_of::<$ty>() == DType::$dtype.size());
-    )*};
+
+        $(
+            impl Reducible for $ty {}
+            impl Element for $ty {
+                const DTYPE: DType = DType::$dtype;
+            }
+            const _: () = assert!(size_of::<$ty>() == DType::$dtype.size());
+        )*
+    };
 }
 
 elements! {
@@ -215,6 +353,7 @@ macro_rules! with_element {
                 type $T = u64;
                 $body
             }
+            $crate::DType::Plain(_) => unreachable!("plain data is moved only: `api` has checked it"),
         }
     };
 }

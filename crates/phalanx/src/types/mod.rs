@@ -6,6 +6,7 @@ pub(crate) mod dtype;
 pub(crate) mod error;
 pub(crate) mod memory;
 pub(crate) mod op;
+pub(crate) mod plain;
 
 /// The most ranks of a communicator that meets in host memory.
 pub(crate) const MAX_RANKS: usize = 512;

@@ -1,6 +1,6 @@
 //! Reduction operations: sum, product, minimum, maximum, average, and pre-multiplied sum.
 
-use super::dtype::Element;
+use super::dtype::{Element, Reducible};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -88,7 +88,7 @@ pub struct Reduction<T> {
     of: PhantomData<T>,
 }
 
-impl<T> From<ReduceOp> for Reduction<T> {
+impl<T: Reducible> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
         Reduction { raw: op.into(), of: PhantomData }
     }
@@ -119,6 +119,8 @@ pub(crate) enum ReductionCode {
     Max = 3,
     Avg = 4,
     PreMulSum = 5,
+    /// A closure of the caller's, which `Call` holds.
+    Custom = 6,
 }
 
 impl ReductionCode {
@@ -130,11 +132,12 @@ impl ReductionCode {
             ReductionCode::Max => "max",
             ReductionCode::Avg => "avg",
             ReductionCode::PreMulSum => "pre-mul-sum",
+            ReductionCode::Custom => "custom",
         }
     }
 
     pub fn from_code(code: u8) -> Option<ReductionCode> {
-        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum]
+        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::Custom]
             .get(usize::from(code))
             .copied()
     }

@@ -228,7 +228,7 @@ impl Recorder {
         };
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
-        self.write(head, sequence, count, 0, at)
+        self.write(head, sequence, call.dtype.mark(count as u64), 0, at)
     }
 
     /// Records a message that is posted now.
@@ -251,7 +251,7 @@ impl Recorder {
         };
         let sequence = next(&self.messages[transfer.peer][direction], 1);
         let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
-        self.write(head, sequence, transfer.count, transfer.tag, at)
+        self.write(head, sequence, transfer.dtype.mark(transfer.count as u64), transfer.tag, at)
     }
 
     /// Skips collective numbers that the backend has used itself.
@@ -260,14 +260,14 @@ impl Recorder {
     }
 
     #[inline(always)]
-    fn write(&self, head: u64, sequence: u64, count: usize, tag: u32, at: Ticks) -> RecordId {
+    fn write(&self, head: u64, sequence: u64, count: u64, tag: u32, at: Ticks) -> RecordId {
         let number = next(&self.made, 1);
         let slot = self.slot(number);
         slot.number.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         slot.head.store(head, Ordering::Relaxed);
         slot.sequence.store(sequence, Ordering::Relaxed);
-        slot.count.store(count as u64, Ordering::Relaxed);
+        slot.count.store(count, Ordering::Relaxed);
         slot.set_begun(at);
         slot.ended.store(0, Ordering::Relaxed);
         slot.tag.store(tag.into(), Ordering::Relaxed);
@@ -391,10 +391,11 @@ impl Recorder {
             return None;
         }
         let state = State::ALL.into_iter().find(|state| *state as u8 == (head >> STATE) as u8)?;
+        let (dtype, count) = DType::decode((head >> 8) as u8, count)?;
         Some(Record {
             number,
             operation: Operation::from_code(head as u8)?,
-            dtype: DType::from_code((head >> 8) as u8)?,
+            dtype,
             reduction: ReductionCode::from_code((head >> 16) as u8)?,
             state,
             rank: (head >> 32) as u32,
@@ -419,7 +420,7 @@ fn next(counter: &AtomicU64, by: u64) -> u64 {
 #[inline(always)]
 fn head(operation: Operation, dtype: DType, reduction: ReductionCode, state: State, rank: usize) -> u64 {
     u64::from(operation as u8)
-        | u64::from(dtype as u8) << 8
+        | u64::from(dtype.code()) << 8
         | u64::from(reduction as u8) << 16
         | u64::from(state as u8) << STATE
         | (rank as u64) << 32

@@ -48,6 +48,7 @@ impl<T: Value> Patterns for Table<T> {
 struct Table<T> {
     contributions: Vec<T>,
     reduced: Vec<T>,
+    scanned: Vec<T>,
     messages: Vec<T>,
     /// Steps that a reduced value may be off.
     tolerance: u64,
@@ -64,6 +65,7 @@ impl<T: Value> Table<T> {
                 Exact::Whole(pattern::contribution(numbers, op, ranks, rank, slot))
             }),
             reduced: values(&|slot| pattern::reduced(numbers, op, ranks, slot)),
+            scanned: values(&|slot| pattern::reduced_of_first(numbers, op, ranks, rank + 1, slot)),
             messages: values(&|slot| Exact::Whole(pattern::any_number(numbers, slot))),
             tolerance: if op == RedOp::Avg { mean_tolerance::<T>(ranks) } else { 0 },
         }
@@ -96,7 +98,11 @@ impl<T: Value> Table<T> {
     fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
         let wrong = segments.iter().map(|segment| {
             let (values, salt) = self.source(segment.content, call);
-            let tolerance = if segment.content == Content::Reduced { self.tolerance } else { 0 };
+            let tolerance = if matches!(segment.content, Content::Reduced | Content::Scanned) {
+                self.tolerance
+            } else {
+                0
+            };
             let elements = buffer[segment.range.clone()].iter().zip(segment.first..);
             let is_wrong = |&(value, index): &(&T, usize)| {
                 let expected = values[pattern::slot(index, salt)];
@@ -112,6 +118,7 @@ impl<T: Value> Table<T> {
         match content {
             Content::Contribution => (&self.contributions, mix(call)),
             Content::Reduced => (&self.reduced, mix(call)),
+            Content::Scanned => (&self.scanned, mix(call)),
             Content::Message { from, to } => {
                 let route = (from as u64) << 32 | to as u64;
                 (&self.messages, mix(call) ^ mix(route + 1))

@@ -13,6 +13,8 @@ pub enum Content {
     Contribution,
     /// The reduction of all ranks' contributions.
     Reduced,
+    /// The reduction of the contributions of the ranks up to this one.
+    Scanned,
     /// The data of rank `from` for rank `to`. Where all ranks get the same data, `to` is `from`.
     Message { from: usize, to: usize },
     /// The content before the call.
@@ -59,7 +61,9 @@ impl Flow {
     pub fn inputs(&self) -> Vec<Segment> {
         let (rank, block) = (self.rank, self.layout.count);
         match self.operation {
-            Operation::AllReduce | Operation::Reduce => vec![whole(block, Content::Contribution)],
+            Operation::AllReduce | Operation::Reduce | Operation::Scan => {
+                vec![whole(block, Content::Contribution)]
+            }
             Operation::ReduceScatter => vec![whole(block * self.ranks, Content::Contribution)],
             Operation::Broadcast if !self.is_root() => Vec::new(),
             Operation::Broadcast => vec![whole(block, message(rank, rank))],
@@ -90,6 +94,7 @@ impl Flow {
         let in_place = self.place == Place::InPlace;
         match self.operation {
             Operation::AllReduce => vec![whole(block, Content::Reduced)],
+            Operation::Scan => vec![whole(block, Content::Scanned)],
             Operation::Reduce if self.is_root() => vec![whole(block, Content::Reduced)],
             Operation::Gather if self.is_root() => self.blocks(|from| message(from, from)),
             // Only the root's receive buffer is written. In place, the others' are unspecified.

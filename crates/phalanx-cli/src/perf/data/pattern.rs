@@ -38,16 +38,21 @@ pub fn contribution(numbers: Numbers, op: RedOp, ranks: usize, rank: usize, slot
 
 /// The exact result of the reduction of all contributions.
 pub fn reduced(numbers: Numbers, op: RedOp, ranks: usize, slot: usize) -> Exact {
-    let all = (0..ranks).map(|rank| contribution(numbers, op, ranks, rank, slot));
+    reduced_of_first(numbers, op, ranks, ranks, slot)
+}
+
+/// The exact result of the reduction of the first `combined` of the ranks' contributions.
+pub fn reduced_of_first(numbers: Numbers, op: RedOp, ranks: usize, combined: usize, slot: usize) -> Exact {
+    let all = (0..combined).map(|rank| contribution(numbers, op, ranks, rank, slot));
     Exact::Whole(match op {
         RedOp::Sum => all.sum(),
         RedOp::Prod => all.product(),
         RedOp::Min => all.min().unwrap_or(0),
         RedOp::Max => all.max().unwrap_or(0),
         RedOp::MulSum => all.enumerate().map(|(rank, number)| number * RedOp::factor(rank)).sum(),
-        RedOp::Avg if numbers.float => return Exact::Fraction(all.sum::<i64>() as f64 / ranks as f64),
+        RedOp::Avg if numbers.float => return Exact::Fraction(all.sum::<i64>() as f64 / combined as f64),
         // Integers divide towards zero.
-        RedOp::Avg => all.sum::<i64>() / ranks as i64,
+        RedOp::Avg => all.sum::<i64>() / combined as i64,
     })
 }
 

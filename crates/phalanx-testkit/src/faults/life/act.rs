@@ -116,7 +116,7 @@ fn step(random: &mut Random, longest: usize, backend: Backend) -> program::Step 
     const EXACT: [DType; 6] = [I8, U8, I32, U32, I64, U64];
     let step = program::Step::random(random, longest);
     if backend == Backend::Nccl {
-        let (dtype, combine) = (EXACT[step.dtype as usize % EXACT.len()], step.combine % 4);
+        let (dtype, combine) = (EXACT[usize::from(step.dtype.code()) % EXACT.len()], step.combine % 4);
         return program::Step { dtype, combine, ..step };
     }
     step

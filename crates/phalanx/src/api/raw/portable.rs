@@ -66,6 +66,7 @@ impl Portable {
         let (operation, flow) = (call.operation.name(), call.flow());
         let Blocks::Equal(count) = call.blocks else { unreachable!("the trait has equal blocks") };
         let blocks = if flow.scattered || flow.gathered { self.world_size } else { 1 };
+        let call = call.of_type(call.dtype)?;
         check_len(operation, count, blocks, call.dtype)?;
         if call.operation.is_rooted() {
             check_root(operation, call.root, self.world_size)?;

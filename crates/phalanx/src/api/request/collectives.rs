@@ -56,7 +56,7 @@ impl Comm {
 
     fn request_in_place<B: Owned>(&self, buf: B, call: Call<'static>) -> Result<Request<B>> {
         let mut buf = MaybeDangling::new(buf);
-        let call = Call { dtype: buf.get_mut().dtype(), ..call };
+        let call = call.of_type(buf.get_mut().dtype())?;
         let call = call.inside(&buf.get_mut().lend_mut(&self.stream)?, &self.stream, self.rank());
         self.request(buf, Counts::default(), call)
     }

@@ -46,7 +46,7 @@ impl DryComm {
         let own = call.blocks.len(self.rank);
         let all = || all(&call.blocks, self.world_size());
         let (send, recv) = match call.operation {
-            Operation::AllReduce => (own, own),
+            Operation::AllReduce | Operation::Scan | Operation::ExclusiveScan => (own, own),
             Operation::Broadcast => (if is_root { own } else { 0 }, own),
             Operation::Reduce => (own, if is_root { own } else { 0 }),
             Operation::AllGather | Operation::AllGatherV => (own, all()),
@@ -82,6 +82,9 @@ impl DryComm {
         unsafe {
             match call.operation {
                 AllReduce => self.reduce(call, call.send, own),
+                // As many ranks are before this one.
+                Scan => self.reduce_copies(call, call.send, own, self.rank + 1),
+                ExclusiveScan => self.reduce_copies(call, call.send, own, self.rank),
                 Reduce if is_root => self.reduce(call, call.send, own),
                 ReduceScatter | ReduceScatterV => {
                     self.reduce(call, call.send.add(call.blocks.offset(self.rank) * size), own);
@@ -134,13 +137,25 @@ impl DryComm {
     /// # Safety
     /// `source` and `call.recv` have `count` elements; they are the same place, or apart.
     unsafe fn reduce(&self, call: &Call<'_>, source: *const u8, count: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.reduce_copies(call, source, count, self.world_size()) }
+    }
+
+    /// Reduces so many copies of `count` elements; none leave `call.recv` as it is.
+    ///
+    /// # Safety
+    /// As for `reduce`.
+    unsafe fn reduce_copies(&self, call: &Call<'_>, source: *const u8, count: usize, copies: usize) {
         use ReductionCode::*;
         // The mean, minimum and maximum of copies is one of them.
         let copies = match call.reduction.code {
-            Avg | Min | Max => 1,
-            Sum | Prod | PreMulSum => self.world_size(),
+            Avg | Min | Max => copies.min(1),
+            Sum | Prod | PreMulSum | Custom => copies,
         };
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        if copies == 0 {
+            return;
+        }
+        let reducer = Reducer::of(call);
         let (sources, factors) = (vec![source; copies], vec![call.reduction.factor; copies]);
         // SAFETY: the caller's contract; the target is a source, or apart from all of them.
         unsafe { reducer.run(Targets::new(&[call.recv], false), &sources, &factors, count) };

@@ -109,6 +109,8 @@ pub(crate) fn choose(call: &Call<'_>, flow: &Flow<'_>, topology: Topology<'_>) -
 
     // In steps.
     Algorithm::Bulk(match call.operation {
+        // Two phases cut at lines.
+        Operation::AllReduce if !LINE.is_multiple_of(flow.size) => Bulk::Other,
         Operation::AllReduce => {
             let (one, two) = ((ranks - 1) * longest, 2 * (ranks - 1) * longest / ranks);
             Bulk::AllReduce {

@@ -398,8 +398,11 @@ impl<'a> Collective<'a> {
         let mut send = Location::NOWHERE;
         if writes {
             // What is overwritten while peers still need it must be copied first.
-            let in_place_exchange = flow.scattered && flow.gathered && call.send == call.recv;
-            if !in_place_exchange {
+            let exchanges = flow.scattered && flow.gathered;
+            let reduces_for_all =
+                bulk == Bulk::Other && flow.reduced && !flow.scattered && flow.readers == Who::All;
+            let in_place = call.send == call.recv && (exchanges || reduces_for_all);
+            if !in_place {
                 send = self.endpoint.world.locate(call.send, flow.send_len(rank, ranks));
                 if !send.is_readable()
                     && matches!(bulk, Bulk::AllToAll { kernel_copy: true, .. })

@@ -12,16 +12,17 @@ mod send;
 
 use super::chunks::Chunks;
 use super::tunables::{MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED};
-use crate::contract::{Direction, Operation, OperationId, Transfer};
+use crate::contract::{Call, Direction, Envelope, Operation, OperationId, Transfer, Wanted};
 use crate::control::endpoint::{Endpoint, Peers, PendingOperation};
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
-use crate::control::record::CallRecord;
+use crate::control::record::{ANY_RANK, CallRecord};
 use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
 use crate::os::sync::lock;
-use crate::types::error::{Result, UsageError};
+use crate::types::dtype::unmarked;
+use crate::types::error::{PeerEvent, Result, UsageError};
 use crate::types::op::ReductionCode;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -73,7 +74,14 @@ struct Header {
     dtype: u8,
     way: u8,
     unused: u8,
-    bytes: u64,
+    /// Bytes, marked with the type: see [`DType::mark`].
+    marked: u64,
+}
+
+impl Header {
+    fn bytes(&self) -> usize {
+        unmarked(self.dtype, self.marked) as usize
+    }
 }
 
 /// Opening of a message, written and read in a slot of the mailbox.
@@ -196,6 +204,8 @@ struct MessageState {
     peers: Vec<PeerMessages>,
     /// Peers with something to do.
     active: Vec<usize>,
+    /// The peer whose messages a probe looks at first.
+    first_probed: usize,
     /// The user's messages so far.
     announced: u64,
     /// Whether this rank has given up: buffers of what was posted are not touched any more.
@@ -211,6 +221,7 @@ impl Messages {
             free: Vec::new(),
             peers,
             active: Vec::new(),
+            first_probed: 0,
             announced: 0,
             closed: false,
         };
@@ -244,6 +255,45 @@ impl Messages {
             return inner.settle(id, Err(UsageError::SelfExchange { operation, rank }.into())).map(drop);
         }
         self.wait_from(inner, endpoint, id, begun)
+    }
+
+    /// A message that has come without a receive. Each time it begins with another peer, so that all get their turn.
+    pub fn try_probe(&self, endpoint: &Endpoint, wanted: Wanted) -> Result<Option<Envelope>> {
+        endpoint.check_owner()?;
+        endpoint.check()?;
+        self.lock().probe(endpoint, wanted)
+    }
+
+    /// Waits for such a message. A peer that has left can no longer send one; the others are waited for.
+    pub fn probe(&self, endpoint: &Endpoint, wanted: Wanted) -> Result<Envelope> {
+        let (mut found, ranks) = (None, endpoint.ranks);
+        let root = wanted.source.map_or(ANY_RANK, |source| source as u32);
+        let mut record = CallRecord::of(&Call::empty(Operation::Recv));
+        (record.root, record.counts) = (root, wanted.tag.unwrap_or(0).into());
+        let awaited = || match wanted.source {
+            Some(source) => Peers::One([source]),
+            None => {
+                let is_there = |peer: &usize| endpoint.gone(*peer) != Some(PeerEvent::Left);
+                let there: Vec<usize> = endpoint.peers().filter(is_there).collect();
+                Peers::Many(if there.is_empty() { endpoint.peers().collect() } else { there })
+            }
+        };
+        let number = {
+            let inner = self.lock();
+            wanted.source.map_or(0, |source| inner.peers[source].posted[1]) + 1
+        };
+        endpoint.check_owner()?;
+        endpoint.wait_long(
+            &mut || {
+                endpoint.check()?;
+                found = self.lock().probe(endpoint, wanted)?;
+                Ok(found.is_some())
+            },
+            &|| Peers::Many((0..ranks).filter(|peer| *peer != endpoint.rank).collect()),
+            &awaited,
+            &|| (number, record),
+        )?;
+        Ok(found.expect("waited for"))
     }
 
     /// Moves all transfers along; whether any is still under way.
@@ -377,6 +427,21 @@ impl MessageState {
             self.active.push(transfer.peer);
         }
         Ok(OperationId(id))
+    }
+
+    fn probe(&mut self, endpoint: &Endpoint, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.progress(endpoint)?;
+        let (ranks, first) = (endpoint.ranks, self.first_probed);
+        for peer in (0..ranks).map(|step| (first + step) % ranks) {
+            if wanted.source.is_some_and(|source| source != peer) {
+                continue;
+            }
+            if let Some(found) = self.look(endpoint, peer, wanted)? {
+                self.first_probed = peer + 1;
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     fn insert(&mut self, posted: PostedTransfer) -> usize {

@@ -29,7 +29,9 @@ mod relay_tests;
 mod tests;
 
 use crate::contract::hosts::HostTopology;
-use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, Transfer};
+use crate::contract::{
+    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, RankGrid, Transfer, Wanted,
+};
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
@@ -127,6 +129,14 @@ impl Backend for HostComm {
         // SAFETY: the caller's contract.
         let done = unsafe { self.messages.transfer(&self.endpoint, transfer, begun) };
         done.map_err(|error| self.closing(error))
+    }
+
+    fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.messages.try_probe(&self.endpoint, wanted).map_err(|error| self.closing(error))
+    }
+
+    fn probe(&self, wanted: Wanted) -> Result<Envelope> {
+        self.messages.probe(&self.endpoint, wanted).map_err(|error| self.closing(error))
     }
 
     fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {

@@ -36,6 +36,7 @@ impl Accumulated {
             ReductionCode::Avg => of::<T, Avg>(),
             ReductionCode::PreMulSum => of::<T, PreMulSum>(),
             ReductionCode::Sum | ReductionCode::Min | ReductionCode::Max => of::<T, Sum>(),
+            ReductionCode::Custom => unreachable!("closures need no accumulators"),
         })
     }
 }

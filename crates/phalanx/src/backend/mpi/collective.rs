@@ -2,7 +2,7 @@
 
 use super::accumulate::Accumulated;
 use super::reduction::ReductionPlan;
-use super::{MpiComm, MpiFailure, check, datatype};
+use super::{MpiComm, MpiFailure, check, moved_type};
 use crate::contract::{Blocks, Call, Operation};
 use phalanx_sys::mpi::Handle;
 use std::ffi::{c_int, c_void};
@@ -35,15 +35,16 @@ impl Scratch {
         }
     }
 
-    /// Lengths and offsets of blocks, in MPI's form.
-    fn blocks(&mut self, counts: &[usize]) -> (*const c_int, *const c_int) {
+    /// Lengths and offsets of blocks, in MPI's form: an element has `per` of the MPI type.
+    fn blocks(&mut self, counts: &[usize], per: usize) -> (*const c_int, *const c_int) {
         self.counts.clear();
         self.offsets.clear();
         let mut offset = 0;
         for count in counts {
-            self.counts.push(*count as c_int);
+            let count = (count * per) as c_int;
+            self.counts.push(count);
             self.offsets.push(offset);
-            offset += *count as c_int;
+            offset += count;
         }
         (self.counts.as_ptr(), self.offsets.as_ptr())
     }
@@ -244,18 +245,24 @@ impl MpiComm {
         if means_in_place { (&raw const NOTHING).cast() } else { pointer.cast() }
     }
 
-    /// The call for an operation, with its buffers as they are.
+    /// The call for an operation, with its buffers as they are. An element has `per` of the MPI type.
     #[inline(always)]
-    fn plain(&self, call: &Call<'_>, datatype: Handle, op: Handle, scratch: &mut Scratch) -> Prepared {
+    fn plain(
+        &self,
+        call: &Call<'_>,
+        (datatype, per): (Handle, usize),
+        op: Handle,
+        scratch: &mut Scratch,
+    ) -> Prepared {
         let (counts, offsets) = match call.blocks {
-            Blocks::Each(counts) => scratch.blocks(counts),
+            Blocks::Each(counts) => scratch.blocks(counts, per),
             Blocks::Equal(_) => (std::ptr::null(), std::ptr::null()),
         };
         Prepared {
             operation: call.operation,
             send: self.no_sentinel(call.send),
             recv: self.no_sentinel(call.recv).cast_mut(),
-            count: call.blocks.len(self.rank) as c_int,
+            count: (call.blocks.len(self.rank) * per) as c_int,
             counts,
             offsets,
             datatype,
@@ -268,7 +275,7 @@ impl MpiComm {
 
     fn prepare_move(&self, call: &Call<'_>, scratch: &mut Scratch) -> Prepared {
         let constants = &self.process.mpi.constants;
-        let mut prepared = self.plain(call, datatype(constants, call.dtype), constants.sum, scratch);
+        let mut prepared = self.plain(call, moved_type(constants, call.dtype), constants.sum, scratch);
         let (flow, is_root) = (call.flow(), self.rank == call.root);
         let in_place = flow.is_in_place(call.send, call.recv, self.rank);
         match call.operation {
@@ -298,7 +305,7 @@ impl MpiComm {
         let size = call.dtype.size();
         // SAFETY: the caller's contract.
         unsafe {
-            match self.process.plans[call.dtype as usize][call.reduction.code as usize] {
+            match self.process.plans[usize::from(call.dtype.code())][call.reduction.code as usize] {
                 ReductionPlan::Direct { datatype, op } => self.combine(call, datatype, op, size, scratch),
                 ReductionPlan::Divided { datatype, op, accumulated } => {
                     let prepared = self.combine(call, datatype, op, size, scratch);
@@ -352,7 +359,7 @@ impl MpiComm {
         size: usize,
         scratch: &mut Scratch,
     ) -> Prepared {
-        let mut prepared = self.plain(call, datatype, op, scratch);
+        let mut prepared = self.plain(call, (datatype, 1), op, scratch);
         let (send, recv, own) = (call.send, call.recv.cast_const(), call.blocks.len(self.rank));
         match call.operation {
             Operation::AllReduce => {

@@ -168,7 +168,7 @@ impl MpiComm {
     /// Whether MPI's own operation does the reduction.
     fn is_of_mpi(&self, call: &Call<'_>) -> bool {
         let constants = &self.process.mpi.constants;
-        let plan = self.process.plans[call.dtype as usize][call.reduction.code as usize];
+        let plan = self.process.plans[usize::from(call.dtype.code())][call.reduction.code as usize];
         matches!(plan, ReductionPlan::Direct { op, .. } if op == constants.sum || op == constants.prod)
     }
 

@@ -112,7 +112,7 @@ impl MpiComm {
             AllGather | AllGatherV | ReduceScatter | ReduceScatterV if is_large => 0..self.ranks,
             _ => 0..1,
         };
-        let most = is_large.then(|| self.process.max_bytes / size);
+        let most = is_large.then(|| (self.process.max_bytes / size).max(1));
         CallParts { call: *call, most, blocks, start: 0 }
     }
 

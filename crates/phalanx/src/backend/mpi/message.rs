@@ -9,13 +9,15 @@
 use super::cuda;
 use super::message_table::{MpiMessages, MpiTransfer, PartialReceive, TransferProgress};
 use super::{MpiComm, MpiFailure, check};
-use crate::contract::{Direction, OperationId, Transfer};
+use crate::contract::{Call, Direction, Envelope, Operation, OperationId, Transfer, Wanted};
+use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError};
 #[cfg(feature = "cuda")]
 use crate::types::memory::Space;
 use phalanx_sys::mpi::{Handle, Status};
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::time::Duration;
 
@@ -127,6 +129,81 @@ impl MpiComm {
             self.progress_all();
         };
         self.poll(outcome, others, overdue)
+    }
+
+    /// A message that has come and that no posted receive is for.
+    pub(crate) fn probe_now(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.progress_all();
+        if let Some(error) = self.failed.get() {
+            return Err(error.clone());
+        }
+        let messages = lock(&self.messages);
+        match self.look(wanted) {
+            Ok(Some(found)) if found.bytes == self.process.max_bytes => Err(Error::from(UnsupportedError {
+                what: "probing for a message longer than one MPI message".into(),
+                why: format!(
+                    "it comes in pieces of {} bytes, and its length is not known before",
+                    found.bytes
+                ),
+                remedy: "send its length in a message before".into(),
+            })),
+            // A block of a collective.
+            Ok(Some(found)) if found.tag > self.process.max_tag => Ok(None),
+            // It belongs to a receive that has not taken it yet.
+            Ok(Some(found)) if messages.expects(found.source, found.tag) => Ok(None),
+            Ok(found) => Ok(found),
+            Err(failure) => {
+                let record = CallRecord::of(&Call::empty(Operation::Recv));
+                Err(self.failure(failure, &record, 0))
+            }
+        }
+    }
+
+    /// Waits for such a message.
+    pub(crate) fn wait_for_probe(&self, wanted: Wanted) -> Result<Envelope> {
+        let found = Cell::new(None);
+        let outcome = || {
+            self.probe_now(wanted).map(|now| {
+                found.set(now);
+                now.is_some()
+            })
+        };
+        let overdue = |waited| {
+            let ranks = wanted.source.map_or(0..self.ranks, |source| source..source + 1);
+            let last_seen = "its message has not come";
+            let missing = ranks
+                .filter(|rank| *rank != self.rank)
+                .map(|rank| MissingRank { rank, last_seen: last_seen.into() });
+            let from = wanted.source.map_or("from any rank".into(), |source| format!("from rank {source}"));
+            let (operation, reporter) = (format!("recv({from})"), self.rank);
+            let missing = missing.collect();
+            Err(self.fail(TimeoutError { operation, sequence: 0, reporter, waited, missing }.into()))
+        };
+        let poll = || match outcome() {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(error) => Some(Err(error)),
+        };
+        self.poll(poll, || (), overdue)?;
+        Ok(found.get().expect("waited for"))
+    }
+
+    /// Asks MPI for a message; its length is that of its first piece.
+    fn look(&self, wanted: Wanted) -> std::result::Result<Option<Envelope>, MpiFailure> {
+        let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
+        let source = wanted.source.map_or(constants.any_source, |source| source as c_int);
+        let tag = wanted.tag.map_or(constants.any_tag, |tag| tag as c_int);
+        let (mut there, mut len, mut status) = (0, 0, Status::new());
+        // SAFETY: the communicator is alive; the variables take the answers.
+        unsafe {
+            check("MPI_Iprobe", (f.iprobe)(source, tag, self.comm, &raw mut there, &raw mut status))?;
+            if there == 0 {
+                return Ok(None);
+            }
+            check("MPI_Get_count", (f.get_count)(&raw const status, constants.byte, &raw mut len))?;
+        }
+        let (source, tag) = (status.source(constants.status_source), status.tag(constants.status_source));
+        Ok(Some(Envelope { source: source as usize, tag: tag as u32, bytes: len.max(0) as usize }))
     }
 
     /// Polls for an outcome and advances `others`. Gives up when nothing has progressed for the deadline.

@@ -113,6 +113,13 @@ impl MpiMessages {
         *count
     }
 
+    /// Whether a receive waits for a message of this peer and tag.
+    pub fn expects(&self, peer: usize, tag: u32) -> bool {
+        let expected = self.peers.get(peer).into_iter().flat_map(|peer| &peer.expected);
+        let mut posted = expected.filter_map(|index| self.posted[*index].as_ref());
+        posted.any(|posted| posted.transfer.tag == tag)
+    }
+
     /// Whether a receive is the first of its tag: the next message is for it.
     pub fn is_next(&self, index: usize, transfer: &Transfer) -> bool {
         let expected = &self.peers[transfer.peer].expected;

@@ -24,6 +24,7 @@ mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod cuda_support;
+mod gathering;
 mod large;
 mod message;
 mod message_table;
@@ -33,13 +34,15 @@ mod reduction;
 mod transport;
 mod watchdog;
 
+use gathering::by_gathering;
 pub(crate) use process::Launched;
 pub(crate) use transport::MpiTransport;
 
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Operation, OperationId, StartCollectives, Transfer,
+    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, StartCollectives, Transfer,
+    Wanted,
 };
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
@@ -235,6 +238,28 @@ impl MpiComm {
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
+    /// A scan, or a reduction by a closure: gathered in pieces, and combined in rank order.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    #[cold]
+    unsafe fn gather_and_combine(&self, call: &Call<'_>) -> Result<()> {
+        if self.is_polled() {
+            // SAFETY: the caller's contract.
+            return unsafe { by_gathering(call, self.rank, self.ranks, |part| self.carry_out_polled(part)) };
+        }
+        let record = CallRecord::of(call);
+        let (sequence, _watched) = (self.watch.next(), self.watch.enter(&record));
+        let gather = |part: &Call<'_>| {
+            // SAFETY: the caller's contract.
+            let done = unsafe { self.carry_out(part) };
+            self.watch.progress();
+            done.map_err(|failure| self.failure(failure, &record, sequence))
+        };
+        // SAFETY: the caller's contract.
+        unsafe { by_gathering(call, self.rank, self.ranks, gather) }
+    }
+
     /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
     /// and the key the position among the members.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
@@ -276,6 +301,11 @@ impl Backend for MpiComm {
     #[inline]
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         self.ready()?;
+        if call.is_combined_on_host() {
+            call.check_combined_on_host(BackendKind::Mpi)?;
+            // SAFETY: the caller's contract.
+            return in_standard_float_mode(|| unsafe { self.gather_and_combine(call) });
+        }
         #[cfg(feature = "cuda")]
         if call.is_on_gpu() {
             // SAFETY: the caller's contract.
@@ -293,6 +323,16 @@ impl Backend for MpiComm {
         self.ready()?;
         // SAFETY: the caller's contract.
         unsafe { self.post_message(transfer) }
+    }
+
+    fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.ready()?;
+        in_standard_float_mode(|| self.probe_now(wanted))
+    }
+
+    fn probe(&self, wanted: Wanted) -> Result<Envelope> {
+        self.ready()?;
+        in_standard_float_mode(|| self.wait_for_probe(wanted))
     }
 
     fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
@@ -404,7 +444,17 @@ impl MpiProcess {
     }
 }
 
-/// The MPI type of a [`DType`]; an integer of its size where MPI has none.
+/// The MPI type in which elements are moved, and how many of it an element has: an integer of its size where MPI has none, bytes for plain
+/// data.
+#[inline]
+fn moved_type(constants: &Constants, dtype: DType) -> (Handle, usize) {
+    match dtype {
+        DType::Plain(plain) => (constants.uint8, plain.size()),
+        number => (datatype(constants, number), 1),
+    }
+}
+
+/// The MPI type of a number; an integer of its size where MPI has none.
 #[inline]
 fn datatype(constants: &Constants, dtype: DType) -> Handle {
     match dtype {
@@ -418,5 +468,6 @@ fn datatype(constants: &Constants, dtype: DType) -> Handle {
         DType::U32 => constants.uint32,
         DType::I64 => constants.int64,
         DType::U64 => constants.uint64,
+        DType::Plain(_) => unreachable!("plain data is moved only"),
     }
 }

@@ -50,7 +50,7 @@ const OWN: [(DType, ReductionCode, UserFunction); 36] = {
     use ReductionCode::*;
     macro_rules! own {
         ($($dtype:ident $code:ident),*) => {
-            [$(($dtype, $code, own::<{ $dtype as u8 }, { $code as u8 }>)),*]
+            [$(($dtype, $code, own::<{ $dtype.code() }, { $code as u8 }>)),*]
         };
     }
     own![
@@ -69,7 +69,7 @@ unsafe extern "C" fn own<const DTYPE: u8, const CODE: u8>(
     len: *mut c_int,
     _: *mut Handle,
 ) {
-    let dtype = DType::from_code(DTYPE).expect("one of the types");
+    let dtype = *DType::ALL.get(usize::from(DTYPE)).expect("one of the types");
     let code = ReductionCode::from_code(CODE).expect("one of the reductions");
     // SAFETY: MPI gives `len` elements of the type that the operation is used with, in both arrays; the
     // target is one of the sources.
@@ -98,7 +98,7 @@ impl OwnOperations {
         };
         let mut own = OwnOperations { add_int128: create(add_i128)?, ..OwnOperations::default() };
         for (dtype, code, function) in OWN {
-            own.ops[dtype as usize][code as usize] = create(function)?;
+            own.ops[usize::from(dtype.code())][code as usize] = create(function)?;
         }
         // SAFETY: MPI is initialised; the variable takes the new handle.
         unsafe {
@@ -122,7 +122,7 @@ impl OwnOperations {
         use ReductionCode::*;
         let datatype = datatype(constants, dtype);
         let small = matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
-        let own = self.ops[dtype as usize][code as usize];
+        let own = self.ops[usize::from(dtype.code())][code as usize];
         if own != Handle::ZERO {
             return ReductionPlan::Direct { datatype, op: own };
         }
@@ -149,8 +149,8 @@ impl OwnOperations {
                 let op = match code {
                     Prod => constants.prod,
                     // Of 8-bit and 16-bit integers.
-                    PreMulSum if self.ops[dtype as usize][Sum as usize] != Handle::ZERO => {
-                        self.ops[dtype as usize][Sum as usize]
+                    PreMulSum if self.ops[usize::from(dtype.code())][Sum as usize] != Handle::ZERO => {
+                        self.ops[usize::from(dtype.code())][Sum as usize]
                     }
                     _ => constants.sum,
                 };

@@ -64,16 +64,19 @@ impl Backend for NcclComm {
     }
 
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
-        if call.spaces != [Space::Device; 2] {
+        let is_combined_on_host = call.is_combined_on_host();
+        if is_combined_on_host {
+            call.check_combined_on_host(self.kind())?;
+        } else if call.spaces != [Space::Device; 2] {
             operation::check_host_memory(&self.communicator, call)?;
         }
         // SAFETY: the caller's contract.
         unsafe { self.prepare(call) }?;
-        if !call.operation.is_empty_handed() {
+        if !call.operation.is_empty_handed() && !is_combined_on_host {
             // SAFETY: the caller's contract.
             return unsafe { operation::collective(&self.communicator, call) };
         }
-        // A barrier or finalize: this rank's work is complete, and all ranks arrive.
+        // A barrier or finalize: this rank's work is complete, and all ranks arrive. Or what the ranks combine on the host.
         self.communicator.sync()?;
         let (announced, _) = self.communicator.next_collective(call, false);
         // SAFETY: the caller's contract.

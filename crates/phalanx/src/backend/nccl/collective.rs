@@ -166,7 +166,7 @@ impl Communicator {
                 AllToAllV => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
-                | WaitSignals | DeviceComm | SplitGrid | Send | Recv => {
+                | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan => {
                     unreachable!("nothing to enqueue")
                 }
             }
@@ -390,6 +390,7 @@ impl Communicator {
             ReductionCode::Min => red_op::Min,
             ReductionCode::Max => red_op::Max,
             ReductionCode::Avg => red_op::Avg,
+            ReductionCode::Custom => unreachable!("closures run on the host"),
             ReductionCode::PreMulSum => {
                 let name = "ncclRedOpCreatePreMulSum";
                 let create = self.library.need(self.library.ncclRedOpCreatePreMulSum, name)?;
@@ -507,6 +508,7 @@ fn reduced_type(dtype: DType) -> Result<ncclDataType_t> {
         DType::U32 => ncclDataType_t::Uint32,
         DType::I64 => ncclDataType_t::Int64,
         DType::U64 => ncclDataType_t::Uint64,
+        DType::Plain(_) => unreachable!("plain data is moved only"),
         DType::I16 | DType::U16 => {
             return Err(Error::from(UnsupportedError {
                 what: format!("a reduction of {dtype}"),

@@ -183,7 +183,7 @@ impl NvshmemComm {
             ReductionCode::Prod => TeamReduction::Prod,
             ReductionCode::Min => TeamReduction::Min,
             ReductionCode::Max => TeamReduction::Max,
-            ReductionCode::Avg | ReductionCode::PreMulSum => return Ok(None),
+            ReductionCode::Avg | ReductionCode::PreMulSum | ReductionCode::Custom => return Ok(None),
         };
         let (library, dtype): (_, DType) = (self.process.library, call.dtype);
         let Some(column) = column(dtype) else { return Ok(None) };

@@ -221,7 +221,7 @@ impl NvshmemComm {
     pub(crate) fn compare(&self, moving: &MovingTransfer, header: &PartHeader) -> Result<()> {
         let theirs: [u64; AnnouncedCall::WORDS] = std::array::from_fn(|n| header[n]);
         let own = AnnouncedCall::message(moving.id as u64 + 1, &moving.transfer).words();
-        // The dtype is the second byte; the number of elements the next word.
+        // The type's code is the second byte; the number of elements, with the type's fingerprint, the next word.
         let same = (theirs[1] >> 8 & 0xff, theirs[2]) == (own[1] >> 8 & 0xff, own[2]);
         let fits =
             header[AnnouncedCall::WORDS] as usize <= (moving.bytes() - moving.done).min(self.process.slot);

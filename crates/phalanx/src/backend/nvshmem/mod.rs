@@ -211,6 +211,13 @@ impl Backend for NvshmemComm {
                 self.join_call(call).map(drop)
             }
             Operation::Finalize => self.finalize(call),
+            _ if call.is_combined_on_host() => {
+                call.check_combined_on_host(self.kind())?;
+                self.wait_for_last_collective()?;
+                self.join_call(call)?;
+                // SAFETY: the caller's contract.
+                self.on_host_channel(|channel| unsafe { channel.collective(call) })
+            }
             // SAFETY: the caller's contract.
             _ => unsafe { self.operate(call) },
         }

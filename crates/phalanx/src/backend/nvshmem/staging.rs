@@ -70,7 +70,7 @@ impl StagingPlan {
 
 /// How fetched blocks are combined into one.
 pub(crate) struct Combination {
-    pub reducer: Reducer,
+    pub reducer: Reducer<'static>,
     /// Each rank's factor.
     pub factors: Vec<u64>,
     /// Bytes of an element.

@@ -3,7 +3,9 @@
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
 
-use crate::contract::{Backend, BackendKind, Call, Departure, Direction, OperationId, Transfer};
+use crate::contract::{
+    Backend, BackendKind, Call, Departure, Direction, Envelope, OperationId, Transfer, Wanted,
+};
 use crate::os::Mapping;
 use crate::os::sync::lock;
 use crate::reduce::{Reducer, Targets};
@@ -104,14 +106,27 @@ impl Backend for SoloComm {
         let count = call.blocks.len(0);
         // SAFETY: with one rank, `send` and `recv` are one block each, the same place or apart.
         unsafe {
-            if call.operation.reduces() {
-                let reducer = Reducer::new(call.dtype, call.reduction.code);
+            if call.flow().combined(0, 1).is_empty() {
+                // An exclusive scan leaves `recv` as it is.
+            } else if call.operation.reduces() {
+                let reducer = Reducer::of(call);
                 reducer.run(Targets::new(&[call.recv], false), &[call.send], &[call.reduction.factor], count);
             } else if call.send != call.recv.cast_const() {
                 std::ptr::copy_nonoverlapping(call.send, call.recv, count * call.dtype.size());
             }
         }
         Ok(())
+    }
+
+    fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.check()?;
+        let messages = self.lock();
+        let found = messages.sent.iter().find(|(send, _)| wanted.includes(0, send.tag));
+        Ok(found.map(|(send, bytes)| Envelope { source: 0, tag: send.tag, bytes: bytes.len() }))
+    }
+
+    fn probe(&self, wanted: Wanted) -> Result<Envelope> {
+        self.try_probe(wanted)?.ok_or_else(|| self.never_comes(None))
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {

@@ -49,7 +49,7 @@ impl KernelModule {
     pub fn index(self) -> usize {
         match self {
             KernelModule::Move => 0,
-            KernelModule::Reduce(dtype) => 1 + dtype as usize,
+            KernelModule::Reduce(dtype) => 1 + usize::from(dtype.code()),
         }
     }
 
@@ -71,6 +71,7 @@ impl KernelModule {
                 DType::U32 => images!("reduce_u32"),
                 DType::I64 => images!("reduce_i64"),
                 DType::U64 => images!("reduce_u64"),
+                DType::Plain(_) => unreachable!("plain data is moved only"),
             },
         }
     }

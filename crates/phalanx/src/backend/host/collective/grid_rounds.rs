@@ -144,7 +144,7 @@ impl Collective<'_> {
             self.state.sources.extend(sources);
         }
         let CollectiveState { sources, .. } = &*self.state;
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let reducer = Reducer::of(call);
         // SAFETY: every source has a slice and `recv` a block; the sources lie in the scratch.
         unsafe {
             let target = call.recv.add(own.start);

@@ -75,7 +75,7 @@ impl Collective<'_> {
         }
         self.state.targets.swap(0, rank);
         let began = matches!(choice, Some(TrialChoice::Try(_))).then(Instant::now);
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let reducer = Reducer::of(call);
         for at in (start..end).step_by(PUSH_STEP) {
             let len = (end - at).min(PUSH_STEP);
             let CollectiveState { sources, targets, factors, .. } = &*self.state;

@@ -25,7 +25,7 @@ impl Collective<'_> {
             // Work that needs no peer is done while openings arrive.
             let reducer = flow.reduced.then(|| {
                 self.place_sources(call, flow, form);
-                Reducer::new(call.dtype, call.reduction.code)
+                Reducer::of(call)
             });
             let awaited = match form {
                 // Blocks of different lengths end in different lines.
@@ -190,10 +190,13 @@ impl Collective<'_> {
         }
         self.gather_factors(call);
         let CollectiveState { sources, factors, .. } = &*self.state;
+        let combined = &sources[flow.combined(rank, self.endpoint.ranks)];
         let count = flow.block_len(rank, rank) / flow.size;
-        // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
-        // source, exactly.
-        unsafe { reducer.run(Targets::new(&[call.recv], false), sources, factors, count) };
+        if !combined.is_empty() {
+            // SAFETY: every source has a block, and `recv` room for one; it overlaps at most this rank's own
+            // source, exactly.
+            unsafe { reducer.run(Targets::new(&[call.recv], false), combined, factors, count) };
+        }
         Ok(())
     }
 

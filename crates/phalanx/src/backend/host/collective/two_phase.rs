@@ -28,7 +28,11 @@ impl Collective<'_> {
         let reads = flow.readers.includes(rank);
         let both_ways = flow.writers == Who::All && flow.readers == Who::All;
         let ring = if both_ways { CONTRIBUTIONS } else { ONE_WAY };
-        let chunk = self.topology().step(ring, flow.scattered, flow.longest());
+        let mut chunk = self.topology().step(ring, flow.scattered, flow.longest());
+        if flow.reduced {
+            // Elements are combined whole; what a closure combines may be of any size.
+            chunk -= chunk % flow.size;
+        }
         let steps = flow.longest().div_ceil(chunk);
         let step = Steps { ring, first: self.state.next_chunk[ring], chunk };
         let lead = if reads { self.topology().lead() } else { 0 };
@@ -131,7 +135,7 @@ impl Collective<'_> {
     ) -> Result<()> {
         let mut direct = false;
         self.state.sources.clear();
-        for writer in 0..self.endpoint.ranks {
+        for writer in call.flow().combined(self.endpoint.rank, self.endpoint.ranks) {
             let source = if writer == self.endpoint.rank {
                 call.send.wrapping_add(base)
             } else {
@@ -140,8 +144,11 @@ impl Collective<'_> {
             };
             self.state.sources.push(source);
         }
-        let reducer = Reducer::new(call.dtype, call.reduction.code);
+        let reducer = Reducer::of(call);
         let CollectiveState { sources, factors, .. } = &*self.state;
+        if sources.is_empty() {
+            return Ok(());
+        }
         self.guarded(direct, || {
             // SAFETY: every source has `len` bytes; the target overlaps at most this rank's own source,
             // exactly.

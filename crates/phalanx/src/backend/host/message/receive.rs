@@ -1,11 +1,11 @@
 //! Receiving: the messages of a mailbox are taken in order, to the receive that they match or to memory of their own.
 
 use super::{
-    Arriving, Destination, Header, MessageBytes, MessageOpening, MessageState, PostedTransfer, Unexpected,
-    Way, matches, piece_len, record,
+    Arriving, Destination, Header, MessageBytes, MessageOpening, MessageState, Plane, PostedTransfer,
+    Unexpected, Way, matches, piece_len, record,
 };
 use crate::backend::host::tunables::{MESSAGE_STEP, MESSAGE_STREAMING};
-use crate::contract::{Direction, Transfer};
+use crate::contract::{Direction, Envelope, Transfer, Wanted};
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::world::Location;
@@ -15,58 +15,87 @@ use crate::types::error::{Error, Result};
 
 impl MessageState {
     /// Takes messages from a peer's mailbox while a receive is posted.
+    #[inline]
     pub(super) fn read(&mut self, endpoint: &Endpoint, peer: usize) -> Result<()> {
-        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
         loop {
-            if self.peers[peer].arriving.is_some() {
-                if !self.read_arriving(endpoint, peer)? {
-                    return Ok(());
-                }
-                continue;
-            }
-            let state = &mut self.peers[peer];
-            if state.receives.is_empty() {
+            let state = &self.peers[peer];
+            let is_awaited = state.arriving.is_some() || !state.receives.is_empty();
+            if !is_awaited || !self.read_next(endpoint, peer)? {
                 return Ok(());
             }
-            let slot = mailbox.slot(state.received);
-            // After a failure, the message may be for a receive that was abandoned, and must not reach the next one.
-            if !slot.is(state.received + 1) || endpoint.has_failed() {
-                return Ok(());
-            }
-            let opening = slot.payload().cast::<MessageOpening>();
-            // SAFETY: stamped with this message, and the sender's again only when it is taken; any value is valid.
-            let header = unsafe { (*opening).header };
-            // SAFETY: as above.
-            let data = unsafe { &(*opening).data };
-            if header.way == Way::Chunk as u8 {
-                // The bytes are prefetched while their receive is looked up.
-                let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, data[0] as u16);
-                crate::os::first_lines(chunk, header.bytes as usize);
-            }
-            let mut destination = self.destination(endpoint, peer, &header)?;
-            let (target, bytes) = (target(&self.posted, &mut destination), header.bytes as usize);
-            match Way::from_code(header.way) {
-                Way::Inline => {
-                    // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
-                    unsafe { reduce::copy_small(target, data.as_ptr().cast(), bytes) }
-                }
-                Way::Chunk => {
-                    let chunk = data[0] as u16;
-                    let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
-                    let len = bytes.min(endpoint.channel.layout.mail_piece);
-                    // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
-                    unsafe { reduce::copy(target, source, len, false) };
-                    self.peers[peer].chunks.keep(&endpoint.channel, chunk);
-                }
-                way @ (Way::Chunks | Way::Direct) => {
-                    let location =
-                        (way == Way::Direct).then(|| Location { segment: data[0], offset: data[1] });
-                    self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
-                    continue;
-                }
-            }
-            self.arrived(endpoint, peer, header, destination)?;
         }
+    }
+
+    /// The first message of a peer that no posted receive matches, once all of it is here.
+    pub(super) fn look(
+        &mut self,
+        endpoint: &Endpoint,
+        peer: usize,
+        wanted: Wanted,
+    ) -> Result<Option<Envelope>> {
+        let is_wanted = |message: &&Unexpected| {
+            message.header.plane == Plane::User as u8 && wanted.includes(peer, message.header.tag)
+        };
+        loop {
+            if let Some(Unexpected { header, .. }) = self.peers[peer].unexpected.iter().find(is_wanted) {
+                return Ok(Some(Envelope { source: peer, tag: header.tag, bytes: header.bytes() }));
+            }
+            if !self.read_next(endpoint, peer)? {
+                // The rest of one that is under way comes with the others.
+                if !self.peers[peer].is_idle() && !self.active.contains(&peer) {
+                    self.active.push(peer);
+                }
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes the next message of a peer's mailbox, or more of the arriving one; false if nothing has come.
+    #[inline(always)]
+    fn read_next(&mut self, endpoint: &Endpoint, peer: usize) -> Result<bool> {
+        let mailbox = endpoint.channel.mailbox(peer, endpoint.rank);
+        if self.peers[peer].arriving.is_some() {
+            return self.read_arriving(endpoint, peer);
+        }
+        let state = &mut self.peers[peer];
+        let slot = mailbox.slot(state.received);
+        // After a failure, the message may be for a receive that was abandoned, and must not reach the next one.
+        if !slot.is(state.received + 1) || endpoint.has_failed() {
+            return Ok(false);
+        }
+        let opening = slot.payload().cast::<MessageOpening>();
+        // SAFETY: stamped with this message, and the sender's again only when it is taken; any value is valid.
+        let header = unsafe { (*opening).header };
+        // SAFETY: as above.
+        let data = unsafe { &(*opening).data };
+        if header.way == Way::Chunk as u8 {
+            // The bytes are prefetched while their receive is looked up.
+            let chunk = endpoint.channel.mail_chunk(peer, endpoint.rank, data[0] as u16);
+            crate::os::first_lines(chunk, header.bytes());
+        }
+        let mut destination = self.destination(endpoint, peer, &header)?;
+        let (target, bytes) = (target(&self.posted, &mut destination), header.bytes());
+        match Way::from_code(header.way) {
+            Way::Inline => {
+                // SAFETY: the target has as many bytes, checked or allocated so; they fit the opening.
+                unsafe { reduce::copy_small(target, data.as_ptr().cast(), bytes) }
+            }
+            Way::Chunk => {
+                let chunk = data[0] as u16;
+                let source = endpoint.channel.mail_chunk(peer, endpoint.rank, chunk);
+                let len = bytes.min(endpoint.channel.layout.mail_piece);
+                // SAFETY: written before the opening, and this rank's since; the target has as many bytes.
+                unsafe { reduce::copy(target, source, len, false) };
+                self.peers[peer].chunks.keep(&endpoint.channel, chunk);
+            }
+            way @ (Way::Chunks | Way::Direct) => {
+                let location = (way == Way::Direct).then(|| Location { segment: data[0], offset: data[1] });
+                self.peers[peer].arriving = Some(Arriving { header, location, destination, moved: 0 });
+                return Ok(true);
+            }
+        }
+        self.arrived(endpoint, peer, header, destination)?;
+        Ok(true)
     }
 
     /// The receive that a message matches, or memory to put it aside.
@@ -76,7 +105,7 @@ impl MessageState {
                 self.check_match(endpoint, peer, index, header)?;
                 Ok(Destination::Posted(index))
             }
-            None => Ok(Destination::Aside(memory_for(endpoint, peer, header.bytes as usize)?)),
+            None => Ok(Destination::Aside(memory_for(endpoint, peer, header.bytes())?)),
         }
     }
 
@@ -92,16 +121,16 @@ impl MessageState {
     /// Fails the communicator if the receive and the message differ in type or length.
     fn check_match(&self, endpoint: &Endpoint, peer: usize, index: usize, header: &Header) -> Result<()> {
         let PostedTransfer { transfer, plane, number, .. } = self.posted(index);
-        let same_type = header.dtype == transfer.dtype as u8;
-        if same_type && header.bytes == (transfer.count * transfer.dtype.size()) as u64 {
+        let marked = transfer.dtype.mark((transfer.count * transfer.dtype.size()) as u64);
+        if (header.dtype, header.marked) == (transfer.dtype.code(), marked) {
             return Ok(());
         }
-        let dtype = DType::from_code(header.dtype).unwrap_or(DType::U8);
+        let dtype = DType::decode(header.dtype, header.marked).map_or(DType::U8, |(dtype, _)| dtype);
         let sent = Transfer {
             direction: Direction::Send(std::ptr::null()),
             peer: endpoint.rank,
             dtype,
-            count: header.bytes as usize / dtype.size(),
+            count: header.bytes() / dtype.size(),
             ..*transfer
         };
         let (ours, theirs) = ((endpoint.rank, record(transfer, *plane)), (peer, record(&sent, *plane)));
@@ -114,7 +143,7 @@ impl MessageState {
         let state = &mut self.peers[peer];
         let Some(arriving) = &mut state.arriving else { unreachable!("asked by the caller") };
         let target = target(&self.posted, &mut arriving.destination);
-        let bytes = arriving.header.bytes as usize;
+        let bytes = arriving.header.bytes();
         let streaming = bytes >= MESSAGE_STREAMING;
         match arriving.location {
             None => {

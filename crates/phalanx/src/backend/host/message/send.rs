@@ -62,10 +62,10 @@ impl MessageState {
         let header = Header {
             tag,
             plane: plane as u8,
-            dtype: dtype as u8,
+            dtype: dtype.code(),
             way: way as u8,
             unused: 0,
-            bytes: bytes as u64,
+            marked: dtype.mark(bytes as u64),
         };
         let slot = mailbox.slot(state.sent);
         state.sent += 1;

@@ -82,7 +82,7 @@ pub(crate) fn column(dtype: DType) -> Option<usize> {
         DType::U32 => "uint32",
         DType::I64 => "int64",
         DType::U64 => "uint64",
-        DType::F8E4M3 | DType::F8E5M2 => return None,
+        DType::F8E4M3 | DType::F8E5M2 | DType::Plain(_) => return None,
     };
     REDUCE_TYPES.iter().position(|known| *known == name)
 }
