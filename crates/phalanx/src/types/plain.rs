@@ -106,7 +106,7 @@ fn fingerprint(name: &str, size: usize, align: usize) -> u32 {
 impl PartialEq for PlainType {
     #[inline]
     fn eq(&self, other: &PlainType) -> bool {
-        self.0.fingerprint == other.0.fingerprint
+        (self.0.fingerprint, self.0.size) == (other.0.fingerprint, other.0.size)
     }
 }
 
@@ -114,7 +114,7 @@ impl Eq for PlainType {}
 
 impl Hash for PlainType {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.fingerprint.hash(state);
+        (self.0.fingerprint, self.0.size).hash(state);
     }
 }
 
@@ -126,7 +126,7 @@ impl PartialOrd for PlainType {
 
 impl Ord for PlainType {
     fn cmp(&self, other: &PlainType) -> Order {
-        self.0.fingerprint.cmp(&other.0.fingerprint)
+        (self.0.fingerprint, self.0.size).cmp(&(other.0.fingerprint, other.0.size))
     }
 }
 

@@ -197,7 +197,7 @@ fn write_record(json: &mut String, record: &Record) -> fmt::Result {
         record.state.name()
     )?;
     if !operation.is_empty_handed() {
-        write!(json, "\"dtype\":\"{}\",\"count\":{},", record.dtype.name(), record.count)?;
+        write!(json, "\"dtype\":{},\"count\":{},", Quoted(record.dtype.name()), record.count)?;
     }
     if operation.reduces() {
         write!(json, "\"reduction\":\"{}\",", record.reduction.name())?;

@@ -3,3 +3,4 @@
 mod compile_fail;
 mod errors;
 mod examples;
+mod guides;
