@@ -129,11 +129,14 @@ mod watch;
 
 pub use api::builder::Builder;
 pub use api::comm::{Comm, View};
+pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
+pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use api::shared::SharedComm;
+pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
 #[cfg(feature = "_gpu")]
@@ -155,6 +158,7 @@ pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
+pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]

@@ -18,10 +18,13 @@ mod mpi;
 mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
+mod objects;
 mod portable;
 mod programs;
 mod requests;
 mod rounds;
+mod topologies;
+mod values;
 mod vectors;
 mod world;
 
@@ -85,6 +88,9 @@ fn main() -> ExitCode {
         extremes::SCENARIOS,
         float_modes::SCENARIOS,
         rounds::SCENARIOS,
+        objects::SCENARIOS,
+        values::SCENARIOS,
+        topologies::SCENARIOS,
         jobs::SCENARIOS,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
@@ -106,6 +112,9 @@ fn main() -> ExitCode {
         extremes::trials(),
         float_modes::trials(),
         rounds::trials(),
+        objects::trials(),
+        values::trials(),
+        topologies::trials(),
         mpi::trials(),
         on_gpus(),
         jobs::trials(),

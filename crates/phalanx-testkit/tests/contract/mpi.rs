@@ -5,7 +5,7 @@
 //! jobs in one process.
 
 use crate::world::all_equal;
-use crate::{communicators, float_modes, messages, portable, requests, vectors};
+use crate::{communicators, float_modes, messages, objects, portable, requests, topologies, values, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
@@ -29,7 +29,7 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 10] = [
+const GROUPS: [Group; 11] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
@@ -43,6 +43,7 @@ const GROUPS: [Group; 10] = [
         crowded: &[4],
     },
     Group { name: "portable", add: |job| all(job, portable::SCENARIOS), ranks: &[2], crowded: &[3] },
+    Group { name: "objects", add: objects, ranks: &[2, 3], crowded: &[] },
     Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
     // Every collective and message in pieces of 4000 bytes.
     Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },
@@ -68,6 +69,10 @@ fn all(job: Job, scenarios: &[Scenario]) -> Job {
 
 fn requests(job: Job) -> Job {
     all(all(job, requests::SCENARIOS), requests::AMONG_MESSAGES)
+}
+
+fn objects(job: Job) -> Job {
+    all(all(all(job, objects::SCENARIOS), values::SCENARIOS), topologies::SCENARIOS)
 }
 
 fn checked(job: Job) -> Job {

@@ -13,7 +13,7 @@
 //! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, portable, requests, vectors};
+use crate::{communicators, messages, objects, portable, requests, topologies, values, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -34,6 +34,9 @@ const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
 const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
+const OBJECTS: Group = ("objects", || {
+    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS].into_iter().flat_map(promised).collect()
+});
 const PORTABLE: Group = ("portable", || promised(portable::SCENARIOS));
 const PORTABLE_OF_TWO: Group = ("portable_of_two", || promised(portable::BOUNDED));
 /// Collectives of every kind, the v-variants among them, in host memory and on the GPU.
@@ -58,6 +61,7 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             COMMUNICATORS,
             PORTABLE,
             PORTABLE_OF_TWO,
+            OBJECTS,
             PROGRAMS,
         ],
     ),
@@ -76,8 +80,8 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             PROGRAMS,
         ],
     ),
-    ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, PROGRAMS]),
-    ("threads", 4, &[REQUESTS, PROGRAMS]),
+    ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, OBJECTS, PROGRAMS]),
+    ("threads", 4, &[REQUESTS, OBJECTS, PROGRAMS]),
 ];
 
 /// The same by phalanx's own kernels, with the algorithm.

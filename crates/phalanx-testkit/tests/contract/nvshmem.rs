@@ -7,7 +7,7 @@
 //! once (they share what other memory goes through).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, portable, requests, vectors};
+use crate::{communicators, messages, objects, portable, requests, topologies, values, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 12] = [
+const GROUPS: [Group; 13] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -29,6 +29,10 @@ const GROUPS: [Group; 12] = [
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
+    ("objects", 3, |ranks| {
+        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS];
+        of(ranks, all.into_iter().flat_map(promised))
+    }),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),
     ("portable", 3, |ranks| all(ranks, portable::SCENARIOS)),
     ("programs", 2, |ranks| {

@@ -7,16 +7,9 @@
 //! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
 //! | `p2p.rs`, `group.rs` | messages; operations that start together |
 //! | `shared.rs` | a communicator for several threads |
-//! | `request/` | operations that go on while the rank does something else |
-//! | `raw/` | the trait of raw pointers |
-//! | `recorded.rs` | operations as the flight recorder sees them |
-//!
-//! | file | what it has |
-//! |---|---|
-//! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
-//! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
-//! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
-//! | `p2p.rs`, `group.rs` | messages; operations that start together |
+//! | `values.rs` | collectives of single values, and of lists of unknown lengths |
+//! | `object/` | values of any type that serde knows |
+//! | `rank_group.rs`, `grid/` | ranks as groups and as grids; neighbors and halos |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
 //! | `recorded.rs` | operations as the flight recorder sees them |
@@ -25,12 +18,16 @@ pub(crate) mod builder;
 mod checks;
 mod collectives;
 pub(crate) mod comm;
+pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;
 pub(crate) mod lending;
 mod membership;
+mod object;
 pub(crate) mod p2p;
+pub(crate) mod rank_group;
 pub(crate) mod raw;
 mod recorded;
 pub(crate) mod request;
 pub(crate) mod shared;
+pub(crate) mod values;
