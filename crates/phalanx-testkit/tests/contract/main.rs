@@ -4,6 +4,7 @@
 //!
 //! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
 
+mod awaiting;
 mod buffers;
 mod communicators;
 #[cfg(target_os = "linux")]
@@ -89,6 +90,8 @@ fn main() -> ExitCode {
         float_modes::SCENARIOS,
         rounds::SCENARIOS,
         objects::SCENARIOS,
+        awaiting::SCENARIOS,
+        awaiting::FAILING,
         values::SCENARIOS,
         topologies::SCENARIOS,
         jobs::SCENARIOS,
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         float_modes::trials(),
         rounds::trials(),
         objects::trials(),
+        awaiting::trials(),
         values::trials(),
         topologies::trials(),
         mpi::trials(),

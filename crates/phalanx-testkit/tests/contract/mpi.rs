@@ -5,7 +5,9 @@
 //! jobs in one process.
 
 use crate::world::all_equal;
-use crate::{communicators, float_modes, messages, objects, portable, requests, topologies, values, vectors};
+use crate::{
+    awaiting, communicators, float_modes, messages, objects, portable, requests, topologies, values, vectors,
+};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
@@ -72,7 +74,8 @@ fn requests(job: Job) -> Job {
 }
 
 fn objects(job: Job) -> Job {
-    all(all(all(job, objects::SCENARIOS), values::SCENARIOS), topologies::SCENARIOS)
+    let scenarios = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+    scenarios.into_iter().fold(job, all)
 }
 
 fn checked(job: Job) -> Job {

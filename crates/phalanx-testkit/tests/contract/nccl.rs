@@ -6,14 +6,14 @@
 //! order is right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a
 //! smallest or largest is made of, communicators of one GPU that several threads use at once (their
 //! operations would wait for each other in different orders), a barrier or a collective between a receive and
-//! the send that it waits for, and a send of another thread that a message under way waits for (all
+//! the send that it waits for, receives that are over in another order than they were posted, and a send of another thread that a message under way waits for (all
 //! operations are carried out in the order of the calls).
 //!
 //! `nccl/own/` is the same where phalanx's own kernels are forced, on emulated GPUs with the emulator's model of them.
 //! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, objects, portable, requests, topologies, values, vectors};
+use crate::{awaiting, communicators, messages, objects, portable, requests, topologies, values, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -35,7 +35,10 @@ const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
 const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
 const OBJECTS: Group = ("objects", || {
-    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS].into_iter().flat_map(promised).collect()
+    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS]
+        .into_iter()
+        .flat_map(promised)
+        .collect()
 });
 const PORTABLE: Group = ("portable", || promised(portable::SCENARIOS));
 const PORTABLE_OF_TWO: Group = ("portable_of_two", || promised(portable::BOUNDED));
@@ -104,7 +107,11 @@ const OWN_KERNELS: [(&str, &str, usize, &[Group]); 6] = [
     ("ll", "threads", 4, &[MATRIX_ON_GPU, COMMUNICATORS, PROGRAMS]),
 ];
 
-const NOT_PROMISED: [&str; 6] = [
+const NOT_PROMISED: [&str; 10] = [
+    "awaiting/waited_after_a_poll",
+    "awaiting/dropped_after_a_poll",
+    "awaiting/any",
+    "awaiting/some",
     "messages/tags",
     "communicators/on_threads_at_once",
     "requests/behind_a_barrier",

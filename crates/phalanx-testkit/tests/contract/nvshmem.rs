@@ -7,7 +7,7 @@
 //! once (they share what other memory goes through).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, objects, portable, requests, topologies, values, vectors};
+use crate::{awaiting, communicators, messages, objects, portable, requests, topologies, values, vectors};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -30,7 +30,7 @@ const GROUPS: [Group; 13] = [
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
     ("objects", 3, |ranks| {
-        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS];
+        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
         of(ranks, all.into_iter().flat_map(promised))
     }),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),

@@ -5,6 +5,7 @@ use super::{BackendKind, Call, OperationId, RankGrid, StreamSyncOps, Transfer};
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::Allocation;
 use std::time::Duration;
@@ -133,6 +134,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
 
     /// Advances everything; answers whether this transfer is complete (and its id spent).
     fn test(&self, operation: OperationId) -> Result<bool>;
+
+    /// [`test`](Self::test) for a task that has polled since `since`: gives up as a wait does, where the backend can without waiting.
+    fn test_waited(&self, operation: OperationId, _since: RunInstant) -> Result<bool> {
+        self.test(operation)
+    }
 
     /// Advances transfers and started collectives; answers whether any is still under way.
     fn progress(&self) -> Result<bool>;
