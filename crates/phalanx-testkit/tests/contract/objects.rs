@@ -285,7 +285,7 @@ fn other_calls(comm: &Comm) -> Done {
 
 fn split_by_key(comm: &Comm) -> Done {
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let key = |rank: usize| (format!("group {}", rank % 3), rank % 2 == 0);
+    let key = |rank: usize| (format!("group {}", rank % 3), rank.is_multiple_of(2));
     let part = comm.split_by(&key(rank))?;
     let members: Vec<usize> = (0..ranks).filter(|other| key(*other) == key(rank)).collect();
     same("members", part.all_gather_object(&rank)?, members)?;

@@ -46,9 +46,10 @@ fn lists(comm: &Comm) -> Done {
         same("all_gather_vec, counts", &all.counts, &counts)?;
         same("all_gather_vec", all.elements == gathered, true)?;
         let blocks: Vec<&[u32]> = all.iter().collect();
-        for from in 0..ranks {
-            same("a block", blocks[from] == list(from, 0) && all.block(from) == blocks[from], true)?;
+        for (from, block) in blocks.iter().enumerate() {
+            same("a block", *block == list(from, 0) && *block == all.block(from), true)?;
         }
+        same("blocks", blocks.len(), ranks)?;
 
         let root = ranks / 2;
         let at_root = comm.gather_vec(&list(rank, 0), root)?;
