@@ -23,6 +23,9 @@
 //!
 //! # Where things are
 //! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
+//! - Values that serde knows, of lengths that nobody knows before: [`Comm::all_gather_object`] and others. Several requests at once, and
+//!   requests as futures: [`Request`].
+//! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - What a rank would send, without the others: [`dry_run`].

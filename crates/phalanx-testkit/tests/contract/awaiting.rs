@@ -25,6 +25,9 @@ pub const SCENARIOS: &[Scenario] = &[
 /// Ranks that stay away, which the host sees before the deadline.
 pub const FAILING: &[Scenario] = &[
     Scenario::rank("awaiting/a_rank_that_leaves", |comm, _| outcome(a_rank_that_leaves(comm))),
+    Scenario::rank("awaiting/communicator_dropped_first", |comm, _| {
+        outcome(communicator_dropped_first(comm))
+    }),
     Scenario::rank("awaiting/deadline", |comm, _| outcome(deadline(&comm))),
 ];
 
@@ -234,6 +237,22 @@ fn a_rank_that_leaves(comm: Comm) -> Done {
     let Err(Error::Peer(error)) = result else { return Err(format!("not lost: {result:?}").into()) };
     same("the rank", error.rank, last)?;
     same("soon", since.elapsed() < Duration::from_secs(10), true)?;
+    Ok(())
+}
+
+/// Nobody is left to wake the task of a request whose communicator is gone: it still ends.
+fn communicator_dropped_first(comm: Comm) -> Done {
+    comm.barrier()?;
+    if comm.rank() != 0 {
+        std::thread::sleep(Duration::from_millis(20));
+        return Ok(());
+    }
+    let request = comm.start_recv(vec![0u8; 10], 1)?;
+    let task = std::thread::spawn(move || run(request).0);
+    std::thread::sleep(Duration::from_millis(5));
+    drop(comm);
+    let result = task.join().map_err(|_| "the task panicked")?;
+    same(&format!("{result:?}"), matches!(result, Err(Error::Peer(_))), true)?;
     Ok(())
 }
 

@@ -155,7 +155,10 @@ impl<B> Request<B> {
             lock(&self.requests.moving.polled).push(polled);
         }
         match &self.work {
-            Work::Collective(outcome) | Work::PolledMessages(outcome) => outcome.is_there_or_wakes(waker),
+            // Without its communicator no thread would wake the task: it waits.
+            Work::Collective(outcome) | Work::PolledMessages(outcome) => {
+                outcome.is_there_or_wakes(waker) || self.requests.moving.is_stopped()
+            }
             Work::Messages(_) | Work::Over => true,
         }
     }
@@ -163,6 +166,7 @@ impl<B> Request<B> {
 
 /// Answers what [`wait`](Request::wait) would, and wakes the task when it is there: a collective at once, a message within a
 /// millisecond. Works in every executor. The deadline counts from the first poll. Dropping a request that is not complete leaks its buffers.
+/// After its communicator is dropped, polling waits, as `wait` does.
 ///
 /// ```
 /// # async fn answer(comm: phalanx::Comm) -> phalanx::Result<()> {

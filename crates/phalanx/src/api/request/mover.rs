@@ -122,6 +122,17 @@ impl Moving {
         }
     }
 
+    /// Whether the communicator has been dropped.
+    pub fn is_stopped(&self) -> bool {
+        lock(&self.state).stop
+    }
+
+    /// Wakes the tasks of polled messages: the mover has stopped.
+    pub fn wake_polled(&self) {
+        let outcomes: Vec<_> = lock(&self.polled).iter().map(|messages| messages.outcome.clone()).collect();
+        outcomes.iter().for_each(|outcome| outcome.wake());
+    }
+
     /// Takes the messages of a polled request back, unless they are over.
     pub fn take_polled(&self, outcome: &Arc<Outcome>) -> Option<MessagePair> {
         let mut polled = lock(&self.polled);

@@ -33,11 +33,14 @@ struct OutcomeState {
 
 impl Outcome {
     pub fn put(&self, result: Result<()>) {
-        let mut state = lock(&self.state);
-        state.result = Some(result);
-        let waker = state.waker.take();
-        drop(state);
+        lock(&self.state).result = Some(result);
         self.there.notify_all();
+        self.wake();
+    }
+
+    /// Wakes the task that polls, without the lock: it may poll at once.
+    pub fn wake(&self) {
+        let waker = lock(&self.state).waker.take();
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -281,6 +284,7 @@ impl Requests {
         if let Some(handle) = lock(&self.mover).take() {
             let _ = handle.join();
         }
+        self.moving.wake_polled();
     }
 }
 
