@@ -23,6 +23,9 @@
 //!
 //! # Where things are
 //! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
+//! - Values that serde knows, of lengths that nobody knows before: [`Comm::all_gather_object`] and others. Several requests at once, and
+//!   requests as futures: [`Request`].
+//! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
 //! - What a rank would send, without the others: [`dry_run`].
@@ -129,11 +132,14 @@ mod watch;
 
 pub use api::builder::Builder;
 pub use api::comm::{Comm, View};
+pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
+pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
 pub use api::shared::SharedComm;
+pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
 #[cfg(feature = "_gpu")]
@@ -157,6 +163,7 @@ pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
+pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 pub use types::plain::PlainType;
 /// What `phalanx launch` and the tests use; no part of the interface.

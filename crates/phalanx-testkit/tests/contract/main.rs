@@ -5,6 +5,7 @@
 //! `cargo test -p phalanx-testkit --test contract -- <part of a name>` runs a part of it.
 
 mod any_source;
+mod awaiting;
 mod buffers;
 mod communicators;
 #[cfg(target_os = "linux")]
@@ -19,12 +20,15 @@ mod mpi;
 mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
+mod objects;
 mod plain;
 mod portable;
 mod programs;
 mod requests;
 mod rounds;
 mod scans;
+mod topologies;
+mod values;
 mod vectors;
 mod world;
 
@@ -93,6 +97,11 @@ fn main() -> ExitCode {
         extremes::SCENARIOS,
         float_modes::SCENARIOS,
         rounds::SCENARIOS,
+        objects::SCENARIOS,
+        awaiting::SCENARIOS,
+        awaiting::FAILING,
+        values::SCENARIOS,
+        topologies::SCENARIOS,
         jobs::SCENARIOS,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
@@ -117,6 +126,10 @@ fn main() -> ExitCode {
         extremes::trials(),
         float_modes::trials(),
         rounds::trials(),
+        objects::trials(),
+        awaiting::trials(),
+        values::trials(),
+        topologies::trials(),
         mpi::trials(),
         on_gpus(),
         jobs::trials(),

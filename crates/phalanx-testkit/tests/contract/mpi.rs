@@ -5,7 +5,10 @@
 //! jobs in one process.
 
 use crate::world::all_equal;
-use crate::{any_source, communicators, float_modes, messages, plain, portable, requests, scans, vectors};
+use crate::{
+    any_source, awaiting, communicators, float_modes, messages, objects, plain, portable, requests, scans,
+    topologies, values, vectors,
+};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::mpi::{Installation, Job};
@@ -29,7 +32,7 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 13] = [
+const GROUPS: [Group; 14] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "plain", add: |job| all(job, plain::SCENARIOS), ranks: &[2, 3], crowded: &[] },
@@ -46,6 +49,7 @@ const GROUPS: [Group; 13] = [
         crowded: &[4],
     },
     Group { name: "portable", add: |job| all(job, portable::SCENARIOS), ranks: &[2], crowded: &[3] },
+    Group { name: "objects", add: objects, ranks: &[2, 3], crowded: &[] },
     Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
     // Every collective and message in pieces of 4000 bytes.
     Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },
@@ -71,6 +75,11 @@ fn all(job: Job, scenarios: &[Scenario]) -> Job {
 
 fn requests(job: Job) -> Job {
     all(all(job, requests::SCENARIOS), requests::AMONG_MESSAGES)
+}
+
+fn objects(job: Job) -> Job {
+    let scenarios = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+    scenarios.into_iter().fold(job, all)
 }
 
 fn checked(job: Job) -> Job {

@@ -6,14 +6,16 @@
 //! order is right), reductions of 16-bit integers, averages of integers whose sum overflows, a NaN that a
 //! smallest or largest is made of, communicators of one GPU that several threads use at once (their
 //! operations would wait for each other in different orders), a barrier or a collective between a receive and
-//! the send that it waits for, and a send of another thread that a message under way waits for (all
+//! the send that it waits for, receives that are over in another order than they were posted, and a send of another thread that a message under way waits for (all
 //! operations are carried out in the order of the calls).
 //!
 //! `nccl/own/` is the same where phalanx's own kernels are forced, on emulated GPUs with the emulator's model of them.
 //! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, plain, portable, requests, scans, vectors};
+use crate::{
+    awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
+};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -36,6 +38,12 @@ const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
 const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
+const OBJECTS: Group = ("objects", || {
+    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS]
+        .into_iter()
+        .flat_map(promised)
+        .collect()
+});
 const PORTABLE: Group = ("portable", || promised(portable::SCENARIOS));
 const PORTABLE_OF_TWO: Group = ("portable_of_two", || promised(portable::BOUNDED));
 /// Collectives of every kind, the v-variants among them, in host memory and on the GPU.
@@ -62,6 +70,7 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             COMMUNICATORS,
             PORTABLE,
             PORTABLE_OF_TWO,
+            OBJECTS,
             PROGRAMS,
         ],
     ),
@@ -80,8 +89,8 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             PROGRAMS,
         ],
     ),
-    ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, PROGRAMS]),
-    ("threads", 4, &[REQUESTS, PROGRAMS]),
+    ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, OBJECTS, PROGRAMS]),
+    ("threads", 4, &[REQUESTS, OBJECTS, PROGRAMS]),
 ];
 
 /// The same by phalanx's own kernels, with the algorithm.
@@ -104,7 +113,11 @@ const OWN_KERNELS: [(&str, &str, usize, &[Group]); 6] = [
     ("ll", "threads", 4, &[MATRIX_ON_GPU, COMMUNICATORS, PROGRAMS]),
 ];
 
-const NOT_PROMISED: [&str; 6] = [
+const NOT_PROMISED: [&str; 10] = [
+    "awaiting/waited_after_a_poll",
+    "awaiting/dropped_after_a_poll",
+    "awaiting/any",
+    "awaiting/some",
     "messages/tags",
     "communicators/on_threads_at_once",
     "requests/behind_a_barrier",

@@ -7,7 +7,9 @@
 //! once (they share what other memory goes through).
 
 use crate::mpi::MATRIX;
-use crate::{communicators, messages, plain, portable, requests, scans, vectors};
+use crate::{
+    awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
+};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
@@ -20,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 14] = [
+const GROUPS: [Group; 15] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -31,6 +33,10 @@ const GROUPS: [Group; 14] = [
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
+    ("objects", 3, |ranks| {
+        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+        of(ranks, all.into_iter().flat_map(promised))
+    }),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),
     ("portable", 3, |ranks| all(ranks, portable::SCENARIOS)),
     ("programs", 2, |ranks| {

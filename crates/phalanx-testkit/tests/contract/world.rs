@@ -2,7 +2,9 @@
 
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::processes::Launch;
+use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::{Scenario, threads};
+use std::fmt::Debug;
 use std::time::Duration;
 
 /// A world that takes longer hangs: on a busy machine the slowest one takes a tenth of this.
@@ -78,4 +80,17 @@ pub fn all_equal(reports: &[String]) -> Result<(), Failed> {
             Err(format!("rank {rank} reports {other}, rank 0 reports {first}").into())
         }
     }
+}
+
+/// What one rank does, whose problems are errors of any kind.
+pub type Done = Result<(), Box<dyn std::error::Error>>;
+
+/// What a rank reports.
+pub fn outcome(done: Done) -> Outcome {
+    done.map(|()| String::new()).map_err(|problem| problem.to_string())
+}
+
+/// An error if two values differ.
+pub fn same<T: PartialEq<U> + Debug, U: Debug>(what: &str, actual: T, expected: U) -> Result<(), String> {
+    if actual == expected { Ok(()) } else { Err(format!("{what}: {actual:?}, expected {expected:?}")) }
 }

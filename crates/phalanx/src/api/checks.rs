@@ -275,6 +275,13 @@ impl Shape {
         Ok(Call { recv_blocks: Blocks::Each(recv_counts), ..each(Operation::AllToAllV, send_counts) })
     }
 
+    /// The sent half of an all_to_all_v whose received counts are not known yet.
+    pub fn all_to_all_vec(&self, send: usize, counts: &[usize]) -> Result<()> {
+        let operation = "all_to_all_vec";
+        self.check_counts(operation, "counts", counts)?;
+        same_len(operation, "send", send, total(operation, counts)?, "the sum of the counts")
+    }
+
     /// One buffer of `len` elements, which holds all ranks' blocks.
     pub fn blocks_in_place_v<'a>(
         &self,

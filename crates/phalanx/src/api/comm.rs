@@ -2,6 +2,7 @@
 
 use super::builder::Builder;
 use super::lending::Lending;
+use super::object::DEFAULT_OBJECT_LIMIT;
 use super::raw::{Portable, RawCommunicator};
 use super::request::Requests;
 use crate::buffer::host::HostBuffer;
@@ -46,6 +47,7 @@ pub struct Comm {
     pub(crate) deadline: Option<Duration>,
     /// Whether this is a [`View`]: dropping one does not leave the communicator.
     is_view: bool,
+    pub(super) object_limit: Cell<usize>,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
@@ -72,6 +74,7 @@ impl Comm {
             shape,
             deadline: None,
             is_view: false,
+            object_limit: Cell::new(DEFAULT_OBJECT_LIMIT),
             one_thread_at_a_time: PhantomData,
         }
     }
@@ -319,6 +322,7 @@ impl<'a> View<'a> {
             shape: comm.shape,
             deadline,
             is_view: true,
+            object_limit: comm.object_limit.clone(),
             one_thread_at_a_time: PhantomData,
         };
         View { comm, of: PhantomData }

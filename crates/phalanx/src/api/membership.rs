@@ -1,9 +1,11 @@
-//! Communicators made of others: [`Comm::split`], [`Comm::split_grid`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
+//! Communicators made of others: [`Comm::split`] and its like, [`Comm::split_grid`], [`Comm::shrink`], [`Comm::grow`], [`Comm::rebuild`].
 
 use super::comm::Comm;
+use super::object::blocks;
 use crate::contract::{Backend, Call, Operation, RankGrid, grown_name};
 use crate::types::error::{Error, Result};
 use crate::watch::launcher;
+use serde::Serialize;
 use std::time::Instant;
 
 impl Comm {
@@ -22,6 +24,45 @@ impl Comm {
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
         Ok(part?.map(|backend| Comm::new(backend.into(), name)))
+    }
+
+    /// The communicator of the ranks on this host, in the order of their ranks here. `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED`.
+    ///
+    /// Collective, as [`split`](Comm::split). [`host_topology`](Comm::host_topology) says which ranks share a host.
+    pub fn split_by_host(&self) -> Result<Comm> {
+        let host = self.host_topology().host_of(self.rank());
+        self.split_with_color(host)
+    }
+
+    /// The communicator of the ranks with an equal key, in the order of their ranks here. The key is any value that serde knows: a
+    /// number, a name, a pair.
+    ///
+    /// Collective, as [`split`](Comm::split). Keys are compared by their bytes, as postcard writes them; a `HashMap` has no fixed order.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    ///     let model = if comm.rank() == 1 { "large" } else { "small" };
+    ///     let part = comm.split_by(&model)?;
+    ///     assert_eq!(part.world_size(), if model == "large" { 1 } else { 3 });
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ObjectError`](crate::ObjectError), the same on every rank, if the ranks' keys have different types or cannot be serialized.
+    pub fn split_by<K: Serialize>(&self, key: &K) -> Result<Comm> {
+        let (all, lengths) = self.all_gather_packed("split_by", key)?;
+        let keys: Vec<&[u8]> = blocks(&all, &lengths).collect();
+        let first = keys.iter().position(|key| *key == keys[self.rank()]);
+        self.split_with_color(first.expect("this rank's key is among them"))
+    }
+
+    fn split_with_color(&self, color: usize) -> Result<Comm> {
+        Ok(self.split(Some(color as u32), 0)?.expect("a rank with a colour"))
     }
 
     /// Makes communicators for a grid of ranks, in one exchange on the host.

@@ -8,6 +8,9 @@
 //! | `custom.rs` | reductions by a closure |
 //! | `p2p.rs`, `probe.rs`, `group.rs` | messages; those of unknown senders and lengths; operations that start together |
 //! | `shared.rs` | a communicator for several threads |
+//! | `values.rs` | collectives of single values, and of lists of unknown lengths |
+//! | `object/` | values of any type that serde knows |
+//! | `rank_group.rs`, `grid/` | ranks as groups and as grids; neighbors and halos |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
 //! | `recorded.rs` | operations as the flight recorder sees them |
@@ -17,13 +20,17 @@ mod checks;
 mod collectives;
 pub(crate) mod comm;
 mod custom;
+pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;
 pub(crate) mod lending;
 mod membership;
+mod object;
 pub(crate) mod p2p;
 mod probe;
+pub(crate) mod rank_group;
 pub(crate) mod raw;
 mod recorded;
 pub(crate) mod request;
 pub(crate) mod shared;
+pub(crate) mod values;

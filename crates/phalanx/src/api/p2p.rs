@@ -138,7 +138,7 @@ impl Comm {
     }
 
     /// Refuses a plain send to oneself, which would wait for a receive that cannot come.
-    fn check_other(&self, operation: &'static str, peer: usize) -> Result<()> {
+    pub(super) fn check_other(&self, operation: &'static str, peer: usize) -> Result<()> {
         self.shape().check_rank(operation, "peer", peer)?;
         let rank = self.rank();
         if peer == rank {

@@ -1,7 +1,8 @@
 //! Messages of which the receiver does not know the sender, the tag or the length.
 
 use super::comm::Comm;
-use crate::buffer::{Output, Uninit};
+use super::values::received;
+use crate::buffer::Output;
 use crate::contract::{Envelope, Wanted};
 use crate::types::dtype::Plain;
 use crate::types::error::Result;
@@ -78,11 +79,7 @@ impl Comm {
     ) -> Result<(Vec<T>, Envelope)> {
         let envelope = self.probe(source, tag)?;
         let len = envelope.count::<T>()?;
-        let mut received = Vec::with_capacity(len);
-        let place = &mut received.spare_capacity_mut()[..len];
-        self.recv_tagged(&mut Uninit(place), envelope.source, envelope.tag)?;
-        // SAFETY: the receive has written all elements.
-        unsafe { received.set_len(len) };
+        let received = received(len, |place| self.recv_tagged(place, envelope.source, envelope.tag))?;
         Ok((received, envelope))
     }
 

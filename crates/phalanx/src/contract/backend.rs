@@ -5,6 +5,7 @@ use super::{BackendKind, Call, Envelope, OperationId, RankGrid, StreamSyncOps, T
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::Allocation;
 use std::time::Duration;
@@ -151,6 +152,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
             why: format!("the backend {} receives only what it is told to expect", self.kind()),
             remedy: "name the sender, or use a communicator on host memory or MPI".into(),
         })
+    }
+
+    /// [`test`](Self::test) for a task that has polled since `since`: gives up as a wait does, where the backend can without waiting.
+    fn test_waited(&self, operation: OperationId, _since: RunInstant) -> Result<bool> {
+        self.test(operation)
     }
 
     /// Advances transfers and started collectives; answers whether any is still under way.

@@ -8,12 +8,14 @@
 //! - [`LibraryError`]: a C library refused a call ([`fatal`](LibraryError::fatal) says whether the
 //!   communicator has failed); [`Error::LibraryNotFound`], [`Error::MissingFunction`]: it is not there, or
 //!   too old.
+//! - [`ObjectError`]: an object could not be exchanged. The communicator works on.
 //! - [`SystemError`], [`Error::Unsupported`], [`Error::Bootstrap`]: the operating system or the
 //!   environment refused something; the text names the remedy.
 //!
 //! `Debug` writes the same text as `Display`, since `unwrap` and a `main` that returns an error print that.
 
 use super::dtype::DType;
+use super::object_error::ObjectError;
 use phalanx_sys::{MissingFunction, NotFound};
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -75,6 +77,9 @@ pub enum Error {
     /// This build, platform or backend cannot do what was asked.
     #[error(transparent)]
     Unsupported(Box<UnsupportedError>),
+    /// An object could not be exchanged.
+    #[error(transparent)]
+    Object(Box<ObjectError>),
 }
 
 /// Writes an error's message and its causes in one line. A cause that the message contains already is left out.
@@ -218,7 +223,8 @@ boxed_variants!(
     LibraryNotFound(NotFound),
     MissingFunction(MissingFunction),
     Library(LibraryError),
-    Unsupported(UnsupportedError)
+    Unsupported(UnsupportedError),
+    Object(ObjectError)
 );
 
 /// An argument that cannot be right, seen before anything was started.

@@ -5,6 +5,7 @@ pub(crate) mod compile_error;
 pub(crate) mod dtype;
 pub(crate) mod error;
 pub(crate) mod memory;
+pub(crate) mod object_error;
 pub(crate) mod op;
 pub(crate) mod plain;
 

@@ -26,6 +26,52 @@ fn first_adds_up() {
     }
 }
 
+/// Runs an example, which succeeds and says all of this.
+fn says(name: &str, arguments: &[&str], parts: &[&str]) {
+    let output = Command::new(example(name)).args(arguments).output().expect("it runs");
+    let text = text(&output);
+    assert!(output.status.success(), "{name} {arguments:?}: {text}");
+    for part in parts {
+        assert!(text.contains(part), "{name} {arguments:?}, {part:?}: {text}");
+    }
+}
+
+#[test]
+fn heat_3d_has_the_exact_result_with_any_number_of_ranks() {
+    for ranks in ["1", "2", "6"] {
+        says("heat_3d", &[ranks, "13", "20"], &["13³ cells", "20 steps", "largest error"]);
+    }
+    let output = Command::new(example("heat_3d")).args(["4", "1"]).output().expect("it runs");
+    let text = text(&output);
+    assert!(!output.status.success() && text.contains("too few for [2, 2, 1] ranks"), "{text}");
+}
+
+#[test]
+fn word_count_counts_what_one_rank_counts() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let file = folder.path().join("text");
+    std::fs::write(&file, "the cat and the dog\nAND THE BIRD\n").unwrap();
+    let file = file.to_str().unwrap();
+    for ranks in ["1", "3"] {
+        says(
+            "word_count",
+            &[ranks, file],
+            &["8 words, 5 of them different\n     3 the\n     2 and\n     1 bird\n"],
+        );
+        says("word_count", &[ranks], &["of them different"]);
+    }
+    let output = Command::new(example("word_count")).args(["3", "/nowhere"]).output().expect("it runs");
+    let text = text(&output);
+    assert!(!output.status.success() && text.contains("word_count: /nowhere: No such file"), "{text}");
+}
+
+#[test]
+fn sample_sort_sorts() {
+    for (ranks, keys) in [("1", "1000"), ("3", "20000"), ("5", "1"), ("2", "0")] {
+        says("sample_sort", &[ranks, keys], &["sorted; the largest share is"]);
+    }
+}
+
 #[test]
 fn train_digits_learns_with_any_number_of_ranks() {
     let program = example("train_digits");

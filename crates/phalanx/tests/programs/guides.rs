@@ -8,7 +8,9 @@ fn names_of(page: &str) -> Vec<&str> {
     let codes = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
     let is_name = |code: &&str| code.chars().all(|char| char.is_alphanumeric() || "_:".contains(char));
     // Of the standard library, of other crates, and variables.
-    let is_elsewhere = |code: &&str| code.starts_with("std::") || code.starts_with("phalanx_") || code.starts_with("PHALANX_");
+    let is_elsewhere = |code: &&str| {
+        code.starts_with("std::") || code.starts_with("phalanx_") || code.starts_with("PHALANX_")
+    };
     codes.filter(is_name).filter(|code| !is_elsewhere(code)).collect()
 }
 
@@ -16,8 +18,10 @@ fn names_of(page: &str) -> Vec<&str> {
 fn names_for_those_who_come_from_elsewhere_exist() {
     let page = include_str!("../../../../docs/coming-from.md");
     let interface = include_str!("../../public-api.txt");
-    let known: BTreeSet<&str> =
-        interface.split(|char: char| !char.is_alphanumeric() && char != '_').filter(|word| !word.is_empty()).collect();
+    let known: BTreeSet<&str> = interface
+        .split(|char: char| !char.is_alphanumeric() && char != '_')
+        .filter(|word| !word.is_empty())
+        .collect();
     let names = names_of(page);
     assert!(names.len() > 60, "{} names found", names.len());
     let words = ["drop", "serde", "Future"];

@@ -1,7 +1,9 @@
 //! The thread that advances requests while their rank does something else.
 
-use super::queue::Started;
+use super::MessagePair;
+use super::queue::{Outcome, Started};
 use crate::contract::Backend;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::watch::deadline::Limited;
@@ -19,9 +21,44 @@ pub(super) struct Moving {
     pub started: Mutex<Vec<Started>>,
     /// Messages whose request was dropped: only the mover tests them.
     pub dropped: Mutex<Vec<Posted>>,
+    /// Messages whose request is polled: only the mover tests them.
+    pub polled: Mutex<Vec<PolledMessages>>,
     pub recorder: Arc<Recorder>,
     /// Collectives started and not complete.
     pub under_way: AtomicUsize,
+}
+
+/// The messages of a request that a task polls.
+pub(super) struct PolledMessages {
+    pub messages: MessagePair,
+    pub outcome: Arc<Outcome>,
+    pub deadline: Option<Duration>,
+    /// When the task has polled first, and when the peers were last looked at.
+    pub since: RunInstant,
+    pub looked: RunInstant,
+}
+
+/// How often the peers of polled messages are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl PolledMessages {
+    /// Tests the messages, now and then also whether they can still come; answers whether they are over.
+    fn advance(&mut self, backend: &dyn Backend, moving: &Moving) -> bool {
+        let is_look = self.looked.elapsed() >= LOOK_INTERVAL;
+        if is_look {
+            self.looked = RunInstant::now();
+        }
+        let _limited = Limited::to(self.deadline);
+        let since = self.since;
+        let is_overdue = is_look && since.elapsed() >= self.deadline.unwrap_or(backend.timeout());
+        self.messages.settle(moving, |posted| match is_look {
+            true if backend.test_waited(posted.id, since)? => Ok(true),
+            // A backend that gives up in waits only.
+            true if is_overdue => backend.wait(posted.id, &|| ()).map(|()| true),
+            true => Ok(false),
+            false => backend.test(posted.id),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -54,13 +91,53 @@ impl Moving {
     /// Tests the backend's started collectives, and ends the complete ones.
     pub fn settle(&self, backend: &dyn Backend) {
         let Some(collectives) = backend.start_collectives() else { return };
-        lock(&self.started).retain(|started| match collectives.test(started.operation) {
-            Ok(false) => true,
-            result => {
-                self.collective_ended(started, result.map(drop));
-                false
+        let mut results = Vec::new();
+        let is_over = |started: &mut Started| match collectives.test(started.operation) {
+            Ok(false) if started.is_overdue(backend.timeout()) => {
+                let _limited = Limited::to(started.deadline);
+                results.push(collectives.wait(started.operation));
+                true
             }
-        });
+            Ok(false) => false,
+            result => {
+                results.push(result.map(drop));
+                true
+            }
+        };
+        let ended: Vec<Started> = lock(&self.started).extract_if(.., is_over).collect();
+        // Without the lock: this wakes tasks.
+        for (started, result) in ended.iter().zip(results) {
+            self.collective_ended(started, result);
+        }
+    }
+
+    /// Tests messages whose request is polled, and ends the complete ones.
+    pub fn settle_polled(&self, backend: &dyn Backend) {
+        let mut polled = lock(&self.polled);
+        let ended: Vec<PolledMessages> =
+            polled.extract_if(.., |messages| messages.advance(backend, self)).collect();
+        drop(polled);
+        for PolledMessages { messages, outcome, .. } in ended {
+            outcome.put(messages.outcome);
+        }
+    }
+
+    /// Whether the communicator has been dropped.
+    pub fn is_stopped(&self) -> bool {
+        lock(&self.state).stop
+    }
+
+    /// Wakes the tasks of polled messages: the mover has stopped.
+    pub fn wake_polled(&self) {
+        let outcomes: Vec<_> = lock(&self.polled).iter().map(|messages| messages.outcome.clone()).collect();
+        outcomes.iter().for_each(|outcome| outcome.wake());
+    }
+
+    /// Takes the messages of a polled request back, unless they are over.
+    pub fn take_polled(&self, outcome: &Arc<Outcome>) -> Option<MessagePair> {
+        let mut polled = lock(&self.polled);
+        let place = polled.iter().position(|messages| Arc::ptr_eq(&messages.outcome, outcome))?;
+        Some(polled.swap_remove(place).messages)
     }
 
     /// Tests messages whose request was dropped, and ends the complete ones.
@@ -94,6 +171,7 @@ pub(super) fn move_requests(backend: &dyn Backend, moving: &Moving) {
         // Waits would not end for requests that nobody advances.
         backend.abandon();
         moving.settle(backend);
+        moving.settle_polled(backend);
     }
 }
 
@@ -123,6 +201,7 @@ fn advance(backend: &dyn Backend, moving: &Moving) {
         };
         moving.settle(backend);
         moving.settle_dropped(backend);
+        moving.settle_polled(backend);
         std::thread::sleep(pause);
         state = lock(&moving.state);
     }

@@ -5,41 +5,75 @@ use super::mover::{Moving, move_requests};
 use super::worker::{Job, work};
 use crate::buffer::stream::Stream;
 use crate::contract::{Backend, Call, OperationId, StartCollectives};
-use crate::os::ForkMark;
 use crate::os::sync::lock;
+use crate::os::{ForkMark, RunInstant};
 use crate::types::error::{Error, Result};
 use crate::watch::{RecordId, Recorder};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The result of a started collective, set once.
+/// The result of an operation that a thread completes, set once.
 #[derive(Default)]
 pub(super) struct Outcome {
-    result: Mutex<Option<Result<()>>>,
+    state: Mutex<OutcomeState>,
     there: Condvar,
+}
+
+#[derive(Default)]
+struct OutcomeState {
+    result: Option<Result<()>>,
+    /// Of the task that polls the request, and since when it does.
+    waker: Option<Waker>,
+    polled_since: Option<RunInstant>,
 }
 
 impl Outcome {
     pub fn put(&self, result: Result<()>) {
-        *lock(&self.result) = Some(result);
+        lock(&self.state).result = Some(result);
         self.there.notify_all();
+        self.wake();
+    }
+
+    /// Wakes the task that polls, without the lock: it may poll at once.
+    pub fn wake(&self) {
+        let waker = lock(&self.state).waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     pub fn take(&self) -> Result<()> {
-        let mut result = lock(&self.result);
+        let mut state = lock(&self.state);
         loop {
-            match result.take() {
+            match state.result.take() {
                 Some(result) => return result,
-                None => result = self.there.wait(result).unwrap_or_else(PoisonError::into_inner),
+                None => state = self.there.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 
     pub fn is_there(&self) -> bool {
-        lock(&self.result).is_some()
+        lock(&self.state).result.is_some()
+    }
+
+    /// Whether it is there; if not, `waker` is woken when it is.
+    pub fn is_there_or_wakes(&self, waker: &Waker) -> bool {
+        let mut state = lock(&self.state);
+        if state.result.is_some() {
+            return true;
+        }
+        state.polled_since.get_or_insert_with(RunInstant::now);
+        state.waker = Some(waker.clone());
+        false
+    }
+
+    /// Whether a task has polled for longer than this.
+    fn is_polled_longer_than(&self, deadline: Duration) -> bool {
+        lock(&self.state).polled_since.is_some_and(|since| since.elapsed() >= deadline)
     }
 }
 
@@ -49,6 +83,13 @@ pub(super) struct Started {
     pub deadline: Option<Duration>,
     pub record: RecordId,
     pub outcome: Arc<Outcome>,
+}
+
+impl Started {
+    /// Whether a task has polled it for longer than its deadline: nobody waits, and so nobody else would notice.
+    pub fn is_overdue(&self, timeout: Duration) -> bool {
+        self.outcome.is_polled_longer_than(self.deadline.unwrap_or(timeout))
+    }
 }
 
 /// The requests of one communicator.
@@ -67,6 +108,7 @@ impl Requests {
             changed: Condvar::new(),
             started: Mutex::default(),
             dropped: Mutex::default(),
+            polled: Mutex::default(),
             recorder,
             under_way: AtomicUsize::new(0),
         };
@@ -242,6 +284,7 @@ impl Requests {
         if let Some(handle) = lock(&self.mover).take() {
             let _ = handle.join();
         }
+        self.moving.wake_polled();
     }
 }
 

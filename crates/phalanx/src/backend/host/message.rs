@@ -20,6 +20,7 @@ use crate::control::prefetch;
 use crate::control::record::{ANY_RANK, CallRecord};
 use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::unmarked;
 use crate::types::error::{PeerEvent, Result, UsageError};
@@ -321,6 +322,25 @@ impl Messages {
         let mut inner = self.lock();
         let outcome = endpoint.check().and_then(|()| inner.progress(endpoint));
         inner.settle(id, outcome)
+    }
+
+    /// [`test`](Self::test), which looks at the peer and the deadline as a wait does.
+    pub fn test_waited(&self, endpoint: &Endpoint, id: OperationId, since: RunInstant) -> Result<bool> {
+        if self.test(endpoint, id)? {
+            return Ok(true);
+        }
+        let (peer, subject) = {
+            let inner = self.lock();
+            let waited_for = inner.posted(id.0);
+            (waited_for.transfer.peer, waited_for.subject())
+        };
+        let Some(reason) = endpoint.reason_to_give_up(peer, &|| subject, since) else { return Ok(false) };
+        // As in a wait: a peer that has left may have done its part.
+        if self.test(endpoint, id)? {
+            return Ok(true);
+        }
+        let failed = endpoint.fail(&reason);
+        self.lock().settle(id, Err(failed))
     }
 
     /// Waits until all of this rank's transfers are done. Their ids stay valid.

@@ -36,6 +36,7 @@ use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
+use crate::os::RunInstant;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
@@ -145,6 +146,10 @@ impl Backend for HostComm {
 
     fn test(&self, id: OperationId) -> Result<bool> {
         self.messages.test(&self.endpoint, id).map_err(|error| self.closing(error))
+    }
+
+    fn test_waited(&self, id: OperationId, since: RunInstant) -> Result<bool> {
+        self.messages.test_waited(&self.endpoint, id, since).map_err(|error| self.closing(error))
     }
 
     fn progress(&self) -> Result<bool> {

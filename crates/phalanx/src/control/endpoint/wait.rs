@@ -162,6 +162,16 @@ impl Endpoint {
         }
     }
 
+    /// A reason to give up a wait for `peer` that a task does by polling since `since`. It does not see that the peer is stopped.
+    pub fn reason_to_give_up(
+        &self,
+        peer: usize,
+        pending: &dyn Fn() -> PendingOperation,
+        since: RunInstant,
+    ) -> Option<ChannelFailure> {
+        self.find_reason(&[peer], pending, since, &mut Liveness::new())
+    }
+
     /// A reason to give up the wait, if there is one.
     fn find_reason(
         &self,
