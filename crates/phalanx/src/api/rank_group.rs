@@ -1,7 +1,7 @@
 //! [`RankGroup`]: a list of ranks as a value, and the communicator of these ranks.
 
 use super::comm::Comm;
-use crate::types::error::{Result, UsageError};
+use crate::types::error::{Error, Result, UsageError};
 use std::ops::Range;
 
 /// Ranks of a communicator, each once, in the order that they will have in a communicator of their own. `MPI_Group`.
@@ -139,7 +139,7 @@ impl RankGroup {
     }
 }
 
-fn refused(what: &str, value: String, expected: String) -> crate::Error {
+fn refused(what: &str, value: String, expected: String) -> Error {
     UsageError::Setting { name: format!("RankGroup: {what}"), value, expected }.into()
 }
 

@@ -7,7 +7,7 @@ mod sizes;
 pub use neighbors::Neighbors;
 
 use super::comm::Comm;
-use crate::types::error::{Result, UsageError};
+use crate::types::error::{Error, Result, UsageError};
 
 /// Ranks as a grid of several dimensions, the last one innermost, as in a C array. `MPI_Cart_create`.
 ///
@@ -149,7 +149,7 @@ fn take_digit(rest: &mut usize, size: usize) -> usize {
     digit
 }
 
-fn refused(what: &str, value: impl std::fmt::Debug, expected: impl Into<String>) -> crate::Error {
+fn refused(what: &str, value: impl std::fmt::Debug, expected: impl Into<String>) -> Error {
     let (name, value) = (format!("Grid: {what}"), format!("{value:?}"));
     UsageError::Setting { name, value, expected: expected.into() }.into()
 }
