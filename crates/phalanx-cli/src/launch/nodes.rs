@@ -8,7 +8,7 @@ use super::placement::{self, Placement, StoreAddress};
 use super::signals;
 use super::start_error::StartError;
 use anyhow::{Context, Result, ensure};
-use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
+use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::ControlFlow;
@@ -55,20 +55,28 @@ struct End {
 
 impl Nodes {
     /// Joins the other launchers. Node 0 starts the store.
-    pub fn join(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
+    pub fn join(
+        address: &str,
+        token: Token,
+        job: &str,
+        node: usize,
+        nodes: usize,
+        timeout: Duration,
+    ) -> Result<Nodes> {
         let count = |n: usize| u32::try_from(n).context("too many nodes");
         let size = count(nodes)?;
-        let settings = Settings { nodes: Some(size), ..placement::store_settings()? };
+        let nodes_job = Some(job.to_owned());
+        let settings = Settings { nodes: Some(size), nodes_job, ..placement::store_settings()? };
         let (host, epoch, encrypted) = (Host::Rank(0), 0, settings.encrypted);
         let server = if node == 0 {
-            server::check_reachable(address)?;
-            Some(Server::start(address, token.clone(), settings)?)
+            Some(Server::for_hosts(address, token.clone(), settings, timeout)?)
         } else {
             None
         };
         let address = address.to_owned();
+        let job = job.to_owned();
         let rendezvous =
-            Rendezvous { address: address.clone(), token: token.clone(), epoch, host, encrypted };
+            Rendezvous { address: address.clone(), token: token.clone(), job, epoch, host, encrypted };
         let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;

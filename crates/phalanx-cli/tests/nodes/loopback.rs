@@ -33,6 +33,8 @@ pub fn trials() -> Vec<Trial> {
     });
     add("another_token_is_refused", another_token_is_refused);
     add("two_launchers_of_one_node_are_refused", two_launchers_of_one_node);
+    add("a_launcher_of_another_job_is_refused", another_job_is_refused);
+    add("whoever_is_waited_for_is_named_meanwhile", waiting_is_said);
     add("options_that_miss_something_are_explained", options_that_miss_something);
     trials
 }
@@ -307,10 +309,44 @@ fn another_token_is_refused(job: &Job) -> Result<(), Failed> {
     let (code, said) = other.shell(1, "-n 1", "true").end()?;
     equal(code, Some(1), &said)?;
     says(&said, "another token")?;
+    // The host of the store knows at once.
+    first.wait_for("the store has turned away 127.0.0.1:")?;
+    first.wait_for("another token")?;
     // The job goes on.
     let (code, said) = job.shell(1, "-n 1", "true").end()?;
     equal(code, Some(0), &said)?;
     equal(first.end()?.0, Some(0), &said)
+}
+
+/// The same port, the same token, another job.
+fn another_job_is_refused(job: &Job) -> Result<(), Failed> {
+    let first = job.shell(0, "-n 1 --job a", "true");
+    let (code, said) = job.shell(1, "-n 1 --job b", "true").end()?;
+    equal(code, Some(1), &said)?;
+    says(&said, "node 1 belongs to the job \"b\", and this is the store of \"a\"")?;
+    first.wait_for("node 1 belongs to the job \"b\"")?;
+    // The job goes on.
+    let (code, said) = job.shell(1, "-n 1 --job a", "true").end()?;
+    equal((code, first.end()?.0), (Some(0), Some(0)), &said)
+}
+
+fn waiting_is_said(job: &Job) -> Result<(), Failed> {
+    let started = Instant::now();
+    // Node 0 waits for node 1, a rank for the other of its host, and a node for its store.
+    let waits_for_node = job.shell(0, "-n 1", "true");
+    let program = std::env::current_exe()?;
+    let script = format!("[ $PHALANX_RANK = 1 ] && exec sleep 1000; exec {}", program.display());
+    let mut alone = common::phalanx("launch -n 2 --");
+    let waits_for_rank = Node::start({
+        alone.args(["sh", "-c", &script]).env(PART, "init");
+        alone
+    });
+    let waits_for_store = Job::new().shell(1, "-n 1", "true");
+    waits_for_node.wait_for("waiting for node 1")?;
+    waits_for_rank.wait_for("waiting for rank 1")?;
+    waits_for_store.wait_for("waiting for the store at 127.0.0.1:")?;
+    let took = started.elapsed();
+    if took < Duration::from_secs(8) { Ok(()) } else { Err(format!("it took {took:?}").into()) }
 }
 
 fn two_launchers_of_one_node(job: &Job) -> Result<(), Failed> {

@@ -122,7 +122,8 @@ fn member() {
     let (rank, size) = (number(), number());
     let token = Token::new("the token of this test").unwrap();
     let server = (rank == 0).then(|| Server::start(&address, token.clone(), Settings::default()).unwrap());
-    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted: false };
+    let rendezvous =
+        Rendezvous { address, token, job: String::new(), epoch: 0, host: Host::Rank(0), encrypted: false };
     let store = Store::connect(&rendezvous, rank, size, TIMEOUT).unwrap();
     let store = match server {
         Some(server) => store.hosting(server),

@@ -14,18 +14,14 @@
 use crate::contract::{Backend, Departure};
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{Environment, Place, RESTART_COUNT, setting};
-use crate::rendezvous::store::address::{self, AddressError, Listeners};
+use crate::rendezvous::store::address::{self, Listeners};
 use crate::rendezvous::store::cipher::encrypted_from;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
 use crate::types::error::{Error, Result, UsageError};
-use crate::watch::deadline::after;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Added to torchrun's port.
 const PORT_OFFSET: u16 = 1000;
-
-/// How long rank 0 retries to bind the store's port: an earlier job's store may still be closing.
-const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Joins the job's store. Rank 0 hosts it, on `listener` if there is one, unless `phalanx launch` does.
 pub(crate) fn open_store(
@@ -34,13 +30,12 @@ pub(crate) fn open_store(
     listener: Option<Listeners>,
     timeout: Duration,
 ) -> Result<Store> {
-    let deadline = after(Instant::now(), timeout);
     let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;
     match rendezvous {
         Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
-            let server = host(&rendezvous, settings(place, silence), listener, deadline)?;
+            let server = host(&rendezvous, settings(place, silence), listener, timeout)?;
             Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
         }
         Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
@@ -56,25 +51,18 @@ fn host(
     rendezvous: &Rendezvous,
     settings: Settings,
     listener: Option<Listeners>,
-    deadline: Instant,
+    timeout: Duration,
 ) -> Result<Server> {
-    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
-    if let Some(listener) = listener {
-        return Server::on(listener, rendezvous.token.clone(), settings);
-    }
-    let address = &rendezvous.address;
-    let failed = |error: AddressError| error.into_error(address);
-    server::check_reachable(address)?;
-    let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
-    let listeners = loop {
-        match Listeners::bind(address) {
-            Err(AddressError::Taken) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(50))
-            }
-            outcome => break outcome.map_err(failed)?,
-        }
+    let settings = Settings {
+        ranks_job: Some(rendezvous.job.clone()),
+        epoch: rendezvous.epoch,
+        encrypted: rendezvous.encrypted,
+        ..settings
     };
-    Server::on(listeners, rendezvous.token.clone(), settings)
+    match listener {
+        Some(listener) => Server::on(listener, rendezvous.token.clone(), settings),
+        None => Server::for_hosts(&rendezvous.address, rendezvous.token.clone(), settings, timeout),
+    }
 }
 
 /// A store for ranks of one host without any setting: rank 0 starts one with a random token, and sends
@@ -99,8 +87,14 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
     let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
     let token = Token::new(token)
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
-    let rendezvous =
-        Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0), encrypted };
+    let rendezvous = Rendezvous {
+        address: address.to_owned(),
+        token,
+        job: String::new(),
+        epoch: 0,
+        host: Host::Rank(0),
+        encrypted,
+    };
     let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
     Ok(match hosted {
         Some(server) => store.hosting(server),
@@ -130,7 +124,8 @@ impl Environment {
         };
         let epoch = u32::try_from(epoch)
             .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
-        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host, encrypted: self.encrypted()? }))
+        let (token, job, encrypted) = (self.token()?, place.known_as.clone(), self.encrypted()?);
+        Ok(Some(Rendezvous { address, token, job, epoch, host, encrypted }))
     }
 
     pub(crate) fn encrypted(&self) -> Result<bool> {
@@ -174,7 +169,8 @@ mod tests {
     use super::*;
 
     fn place(launcher: &'static str, rank: usize, one_host: bool) -> Place {
-        Place { launcher, rank, world_size: 2, job: "job".into(), meeting: "job".into(), one_host }
+        let job = || "job".to_owned();
+        Place { launcher, rank, world_size: 2, job: job(), meeting: job(), known_as: job(), one_host }
     }
 
     fn rendezvous(variables: &[(&str, &str)], place: &Place) -> Result<Option<Rendezvous>> {

@@ -24,7 +24,14 @@ fn server(settings: Settings) -> (Server, Rendezvous) {
 }
 
 fn at(address: String) -> Rendezvous {
-    Rendezvous { address, token: token(), epoch: 0, host: Host::Launcher, encrypted: false }
+    Rendezvous {
+        address,
+        token: token(),
+        job: String::new(),
+        epoch: 0,
+        host: Host::Launcher,
+        encrypted: false,
+    }
 }
 
 fn connect(rendezvous: &Rendezvous, rank: usize, size: usize) -> Store {
