@@ -17,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
     };
     add("ranks_are_numbered_over_the_nodes", ranks_are_numbered_over_the_nodes);
     add("nodes_of_one_host_share_memory", nodes_of_one_host_share_memory);
+    add("settings_that_differ_between_ranks_are_named", settings_that_differ);
     add("a_failure_ends_all_nodes", a_failure_ends_all_nodes);
     add("a_failure_lets_all_nodes_go_on_with_the_option", a_failure_lets_all_nodes_go_on);
     add("a_lost_node_lets_the_others_go_on_with_the_option", a_lost_node_lets_the_others_go_on);
@@ -64,7 +65,7 @@ impl Job {
         let mut command = common::phalanx(&format!(
             "launch --nnodes {nodes} --node-rank {rank} --store {store} --token-file {token} {options} --"
         ));
-        command.args(program).env("PHALANX_TIMEOUT", "30");
+        command.args(program).env("PHALANX_TIMEOUT", "30").env("PHALANX_HEARTBEAT_TIMEOUT", "1.4");
         command
     }
 
@@ -115,6 +116,20 @@ fn nodes_of_one_host_share_memory(job: &Job) -> Result<(), Failed> {
     for node in nodes {
         let (code, said) = node.end()?;
         equal((code, said.matches("sum 10 on 1 host").count()), (Some(0), 2), &said)?;
+    }
+    Ok(())
+}
+
+fn settings_that_differ(job: &Job) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let [first, second] = ["0", "1"].map(|check| {
+        let mut command = job.node(check.parse().unwrap(), 2, "-n 1", &[program.to_str().unwrap()]);
+        command.env(PART, "init").env("PHALANX_CHECK", check);
+        Node::start(command)
+    });
+    for said in [first.end()?.1, second.end()?.1] {
+        says(&said, "rank 1 on ")?;
+        says(&said, "was told to compare calls (PHALANX_CHECK=1), and rank 0 on ")?;
     }
     Ok(())
 }

@@ -35,6 +35,7 @@ pub fn trials() -> Vec<Trial> {
     add("ranks_cut_off_both_ways_are_named", |network| ranks_cut_off(network, Network::cut));
     add("ranks_that_cannot_be_heard_are_named", |network| ranks_cut_off(network, |n| n.cut_from(1)));
     add("ranks_that_hear_nothing_are_named", |network| ranks_cut_off(network, |n| n.cut_from(0)));
+    add("an_outage_of_the_network_may_last_for_seconds", short_outage);
     add("a_node_cut_off_both_ways_ends_the_job", |network| node_cut_off(network, Network::cut));
     add("a_node_that_cannot_be_heard_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(1)));
     add("a_node_that_hears_nothing_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(0)));
@@ -208,6 +209,35 @@ fn ranks_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> 
     let same = verdict(&said[0]) == verdict(&said[1]);
     let far_names = said[2].contains("lost 2: ") || said[2].contains("lost 0: it hosts the store");
     if same && far_names { Ok(()) } else { Err(format!("{said:?}").into()) }
+}
+
+/// By default, ranks survive an outage as of a switch that fails over, and still hear of each other.
+fn short_outage(network: &Network) -> Result<(), Failed> {
+    let address = format!("{}:29500", network.address(0));
+    let ranks = [0, 1].map(|rank| {
+        let mut command = rank::member_command(&address, rank, 2);
+        command.env_remove(rank::SILENCE);
+        Node::start(network.inside(rank, &command))
+    });
+    for rank in &ranks {
+        rank.wait_for("ready")?;
+    }
+    network.cut()?;
+    std::thread::sleep(Duration::from_millis(1800));
+    network.join()?;
+    // The retransmission that comes next.
+    std::thread::sleep(Duration::from_millis(1800));
+    let [mut first, second] = ranks;
+    let said = first.said() + &second.said();
+    if said.contains("lost") {
+        return Err(said.into());
+    }
+    // A connection that closes is a verdict as before.
+    first.kill();
+    match second.wait_for("lost 0: it hosts the store")? {
+        took if took < LIMIT => Ok(()),
+        took => Err(format!("it took {took:?}").into()),
+    }
 }
 
 fn node_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> Result<(), Failed> {

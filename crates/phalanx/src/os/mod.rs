@@ -31,6 +31,9 @@ pub(crate) mod log;
 mod fresh_file;
 pub use fresh_file::fresh_file;
 
+mod interfaces;
+pub(crate) use interfaces::interfaces;
+
 mod launcher_socket;
 pub(crate) use launcher_socket::LauncherSocket;
 

@@ -25,7 +25,7 @@ mod signal;
 #[cfg(test)]
 pub(crate) use recorder::PANIC_WHEN_BEGUN;
 pub(crate) use recorder::{RecordId, Recorder};
-pub(crate) use reminder::Reminder;
+pub(crate) use reminder::{Reminder, say_missing};
 pub(crate) use signal::last_operation;
 
 use crate::contract::OperationId;

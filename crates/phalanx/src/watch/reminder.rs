@@ -30,9 +30,34 @@ impl Reminder {
     }
 }
 
+/// Says which ranks (or other members, by their `name`) have been waited for so long.
+pub(crate) fn say_missing(name: &str, missing: &[impl ToString], waited: Duration) {
+    let missing = listed(name, missing);
+    crate::os::log::say(format_args!("waiting for {missing}, for {waited:.0?} so far"));
+}
+
+/// Members as text: `ranks 1, 2 and 4`. Of many, the last are only counted.
+fn listed(name: &str, members: &[impl ToString]) -> String {
+    const MOST: usize = 8;
+    let first: Vec<String> = members.iter().take(MOST).map(ToString::to_string).collect();
+    match (first.as_slice(), members.len().saturating_sub(MOST)) {
+        ([one], _) => format!("{name} {one}"),
+        ([before @ .., last], 0) => format!("{name}s {} and {last}", before.join(", ")),
+        (_, more) => format!("{name}s {} and {more} more", first.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_are_listed_and_many_are_counted() {
+        assert_eq!(listed("rank", &[3]), "rank 3");
+        assert_eq!(listed("node", &[1, 2, 4]), "nodes 1, 2 and 4");
+        let many: Vec<u32> = (0..20).collect();
+        assert_eq!(listed("rank", &many), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more");
+    }
 
     #[test]
     fn reminders_become_rarer_but_do_not_end() {

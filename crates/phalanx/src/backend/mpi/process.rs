@@ -9,7 +9,7 @@
 
 use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
-use super::watchdog::{Abort, OperationWatch};
+use super::watchdog::{Abort, InitStep, OperationWatch};
 use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
 use crate::control::record::CallRecord;
@@ -223,7 +223,7 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
             check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
             return Ok(level);
         }
-        let _watched = watch.enter_init();
+        let _watched = watch.enter_init(InitStep::Start);
         let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: MPI is not initialised, and `MpiProcess::start` lets one thread at a time in here.
         check("MPI_Init_thread", unsafe {

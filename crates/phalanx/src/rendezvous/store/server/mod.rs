@@ -13,8 +13,8 @@ use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Role};
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
-use crate::watch::Reminder;
 use crate::watch::deadline::after;
+use crate::watch::{Reminder, say_missing};
 use connection::{ServerConnection, Step};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, ErrorKind};
@@ -46,8 +46,9 @@ pub struct Settings {
     pub encrypted: bool,
 }
 
-/// Default of [`Settings::silence`]: with it, detecting and reporting a loss takes less than two seconds.
-pub const SILENCE: Duration = Duration::from_millis(1400);
+/// Default of [`Settings::silence`]. A switch that fails over, a spanning tree or a virtual machine that moves to another host may cut a
+/// network for 5 s, and the next retransmission of TCP may take as long again.
+pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
 pub fn silence_from(value: Option<&str>) -> Result<Duration> {
@@ -329,8 +330,7 @@ impl Service {
             }
             let reminder = self.reminders.entry(role).or_insert_with(|| Reminder::start(now));
             if let Some(waited) = reminder.due(now) {
-                let missing = listed(role, &self.namespace(role).missing());
-                crate::os::log::say(format_args!("waiting for {missing}, since {waited:.0?}"));
+                say_missing(role.name(), &self.namespace(role).missing(), waited);
             }
         }
     }
@@ -559,19 +559,6 @@ impl Service {
             std::thread::sleep(Duration::from_millis(5));
             self.flush();
         }
-    }
-}
-
-/// Members as text: `nodes 1 and 2`.
-fn listed(role: Role, numbers: &[u32]) -> String {
-    /// More are counted only.
-    const MOST: usize = 8;
-    let name = role.name();
-    let first: Vec<String> = numbers.iter().take(MOST).map(u32::to_string).collect();
-    match (first.as_slice(), numbers.len().saturating_sub(MOST)) {
-        ([one], _) => format!("{name} {one}"),
-        ([before @ .., last], 0) => format!("{name}s {} and {last}", before.join(", ")),
-        (_, more) => format!("{name}s {} and {more} more", first.join(", ")),
     }
 }
 
