@@ -4,7 +4,7 @@
 use super::events::{Events, LaunchEvent};
 use super::job::Job;
 use super::outcome::{Notice, Outcome};
-use super::placement::{self, Placement, StoreAddress};
+use super::placement::{self, PlacedNode, Placement, StoreAddress};
 use super::signals;
 use super::start_error::StartError;
 use anyhow::{Context, Result, ensure};
@@ -41,6 +41,7 @@ pub struct Nodes {
 /// A launcher's message before an attempt.
 #[derive(Serialize, Deserialize)]
 struct Begin {
+    host: String,
     ranks: usize,
     /// A proposal; node 0's is taken.
     job: String,
@@ -80,7 +81,7 @@ impl Nodes {
         let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = placement::host_name();
         Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
     }
 
@@ -96,7 +97,8 @@ impl Nodes {
             // The other nodes start no rank of the new epoch before the exchange below.
             server.begin_epoch(restart);
         }
-        let own = serde_json::to_vec(&Begin { ranks, job: placement::random_job_id()? })?;
+        let own =
+            serde_json::to_vec(&Begin { host: self.host.clone(), ranks, job: placement::random_job_id()? })?;
         let all = match self.exchange("begin", restart, own, events) {
             ControlFlow::Continue(all) => all?,
             ControlFlow::Break(outcome) => return Ok(ControlFlow::Break(outcome)),
@@ -112,7 +114,7 @@ impl Nodes {
             ranks,
             world_size: sum(&all),
             node: self.node,
-            nodes: self.nodes,
+            nodes: all.into_iter().map(|Begin { host, ranks, .. }| PlacedNode { host, ranks }).collect(),
             store: Some(self.address.clone()),
         }))
     }

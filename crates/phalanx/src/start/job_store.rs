@@ -114,6 +114,7 @@ impl Environment {
             }
             Some(address) => (address.to_owned(), Host::Rank(0)),
             None if place.one_host => return Ok(None),
+            None if place.launcher == "Slurm" => return Err(self.no_store_in_slurm(place)),
             None => (self.beside_torchruns_store()?, Host::Rank(0)),
         };
         address::check(&address).map_err(|error| error.into_error(&address))?;
@@ -149,6 +150,20 @@ impl Environment {
         let port = number.checked_add(PORT_OFFSET).unwrap_or(number - PORT_OFFSET);
         // An IPv6 address needs brackets before a port.
         Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+    }
+
+    /// For ranks of a step on several hosts, without an MPI and without a store.
+    fn no_store_in_slurm(&self, place: &Place) -> Error {
+        let hosts = self.get("SLURM_STEP_NODELIST").unwrap_or_default();
+        Error::bootstrap(
+            format!(
+                "srun started {} ranks on several hosts ({hosts}) without an MPI, and nothing says where they meet",
+                place.world_size
+            ),
+            "ranks without GPUs: srun --mpi=pmi2 PROGRAM, or pmix (srun --mpi=list shows what there is), with an MPI library on each \
+             host. Ranks with GPUs: the same, or in the batch script before srun: export PHALANX_TOKEN=$(openssl rand -hex 32) \
+             PHALANX_STORE=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29400",
+        )
     }
 
     fn token(&self) -> Result<Token> {
@@ -206,6 +221,15 @@ mod tests {
         assert!(torchrun("alpha", "many", &several).unwrap_err().to_string().contains("MASTER_PORT"));
         // On one host no port has to be agreed on.
         assert!(torchrun("localhost", "29500", &place("torchrun", 1, true)).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_step_of_slurm_is_told_what_to_do_in_slurms_words() {
+        let variables = [("SLURM_STEP_NODELIST", "h[0-1]")];
+        let error = rendezvous(&variables, &place("Slurm", 0, false)).unwrap_err().to_string();
+        for part in ["h[0-1]", "srun --mpi=pmi2", "srun --mpi=list", "scontrol show hostnames"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]
