@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// What the trials need; in CI they fail without it.
-const NEEDED: [&str; 5] = ["slurmctld", "slurmd", "munged", "mpirun.mpich", "nsenter"];
+const NEEDED: [&str; 6] = ["slurmctld", "slurmd", "munged", "mpirun.mpich", "mpirun.openmpi", "nsenter"];
 
 pub fn trials() -> Vec<Trial> {
     let obstacle = obstacle();
@@ -24,6 +24,7 @@ pub fn trials() -> Vec<Trial> {
         trial("a_step_on_one_host_shares_memory", one_host),
         trial("a_step_without_mpi_is_told_what_to_do", without_mpi),
         trial("a_step_with_pmi2_uses_mpi", |slurm| with_mpi(slurm, "pmi2", 3)),
+        trial("a_step_with_pmix_uses_mpi", |slurm| with_mpi(slurm, "pmix", 3)),
         trial("unlike_numbers_of_ranks", |slurm| with_mpi(slurm, "pmi2", 4)),
         trial("a_killed_rank_ends_the_step", killed_rank),
         trial("launchers_in_a_step_meet", launchers),
@@ -88,6 +89,8 @@ impl Slurm {
     fn step(&self, options: &str, program: &[&str]) -> Result<(Option<i32>, String), Failed> {
         let mut command = self.hosts("run", &["0", "srun"]);
         command.args(options.split(' ')).args(program).env(PART, "init").env("PHALANX_TIMEOUT", "20");
+        // The hosts share the machine's cores, on which Open MPI's ranks would otherwise spin.
+        command.env("OMPI_MCA_mpi_yield_when_idle", "1");
         Ok(Node::start(command).end()?)
     }
 }
