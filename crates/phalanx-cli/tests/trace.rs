@@ -58,7 +58,7 @@ fn a_rank_that_is_slower_on_another_host() {
         let mut record: Value = serde_json::from_slice(&text.unwrap()).unwrap();
         record["boot"] = format!("boot-{rank}").into();
         let move_by = |time: &mut Value, by: u64| *time = (time.as_u64().unwrap() + by).into();
-        let up = 1000_000_000_000 * rank;
+        let up = 1_000_000_000_000 * rank;
         move_by(&mut record["written_ns"], up);
         move_by(&mut record["written_unix_ns"], 200_000_000_000 * rank);
         for operation in record["records"].as_array_mut().unwrap() {
