@@ -125,7 +125,9 @@ impl Environment {
         };
         let epoch = u32::try_from(epoch)
             .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
-        let (token, job, encrypted) = (self.token()?, place.known_as.clone(), self.encrypted()?);
+        // The launcher's name for a job is a secret of its ranks, and its store has no others.
+        let job = if host == Host::Launcher { String::new() } else { place.known_as.clone() };
+        let (token, encrypted) = (self.token()?, self.encrypted()?);
         Ok(Some(Rendezvous { address, token, job, epoch, host, encrypted }))
     }
 

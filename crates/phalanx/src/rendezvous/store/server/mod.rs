@@ -462,11 +462,11 @@ impl Service {
     /// Takes a member in, or says why not.
     fn admit(&mut self, role: Role, rank: u32, size: u32, epoch: u32, job: &str) -> StdResult<(), String> {
         let current = self.settings.epoch;
-        // The members of another job do no harm: those of this one may still come.
-        self.namespace(role).check_job(rank, job)?;
         if role == Role::Rank && epoch != current {
             return Err(format!("rank {rank} is of epoch {epoch}, and the job is in epoch {current}"));
         }
+        // The members of another job do no harm: those of this one may still come.
+        self.namespace(role).check_job(rank, job)?;
         let mut out = Vec::new();
         let outcome = self.namespace(role).join(rank, size, job, &mut out);
         self.deliver(role, out);
