@@ -48,6 +48,32 @@ fn hosts_with_clocks_of_their_own() {
     insta::assert_snapshot!(trace("hosts"));
 }
 
+/// The records of `slower`, each from a host of its own, whose clocks are minutes apart.
+#[test]
+fn a_rank_that_is_slower_on_another_host() {
+    let folder = tempfile::tempdir().unwrap();
+    for rank in 0..3u64 {
+        let name = format!("job_x-rank{rank}-{}.json", 100 + rank);
+        let text = std::fs::read(format!("{}/tests/trace/slower/{name}", env!("CARGO_MANIFEST_DIR")));
+        let mut record: Value = serde_json::from_slice(&text.unwrap()).unwrap();
+        record["boot"] = format!("boot-{rank}").into();
+        let move_by = |time: &mut Value, by: u64| *time = (time.as_u64().unwrap() + by).into();
+        let up = 1_000_000_000_000 * rank;
+        move_by(&mut record["written_ns"], up);
+        move_by(&mut record["written_unix_ns"], 200_000_000_000 * rank);
+        for operation in record["records"].as_array_mut().unwrap() {
+            for time in ["enqueued_ns", "started_ns", "ended_ns"] {
+                move_by(&mut operation[time], up);
+            }
+        }
+        std::fs::write(folder.path().join(name), record.to_string()).unwrap();
+    }
+    let said = say(phalanx(&format!("trace {}", folder.path().display()))).stdout;
+    let verdict =
+        "rank 1 came last to 20 of 20 operations, and the others waited 79.2 ms of 194.1 ms for it alone";
+    assert!(said.contains("Rank 1: slower") && said.contains(verdict), "{said}");
+}
+
 #[test]
 fn a_timeline_for_perfetto() {
     let folder = tempfile::tempdir().unwrap();

@@ -255,6 +255,7 @@ impl Job {
     pub fn on_hosts(mut self, hosts: usize) -> Job {
         self.hosts = hosts;
         let job = self.env("OMPI_MCA_btl", "tcp,self").env("MPIR_CVAR_NOLOCAL", "1");
+        let job = job.env("PHALANX_HEARTBEAT_TIMEOUT", "1.4");
         // MPICH 4.0.2 now and then hangs in MPI_Finalize over UCX and TCP.
         job.env("UCX_TLS", "sysv,self")
     }

@@ -44,6 +44,11 @@ pub fn serve(scenarios: &[Scenario]) -> Option<ExitCode> {
     Some(code)
 }
 
+/// Makes a command, which starts the test again, run a scenario. For ranks of a launcher.
+pub fn set_scenario(command: &mut Command, name: &str, args: &[String]) {
+    command.env(SCENARIOS, line(name, args));
+}
+
 /// The line that tells an outcome, and what the process ends with.
 pub(crate) fn report(outcome: &Outcome) -> (String, ExitCode) {
     match outcome {
@@ -136,6 +141,9 @@ pub fn gpus_of(ranks: &[usize]) -> String {
     gpus.join(",")
 }
 
+/// How long a rank on another host may be silent: shorter than by default, since tests wait for it.
+const SILENCE: Duration = Duration::from_millis(1400);
+
 /// Rank processes to be started.
 #[derive(Debug, Clone)]
 pub struct Launch {
@@ -205,7 +213,7 @@ impl Launch {
     /// meet in a store of this process.
     pub fn on_hosts(mut self, hosts: usize) -> Launch {
         self.hosts = hosts;
-        self
+        self.env("PHALANX_HEARTBEAT_TIMEOUT", &SILENCE.as_secs_f64().to_string())
     }
 
     /// An environment variable of every rank.
@@ -266,7 +274,7 @@ impl Launch {
             return Ok(None);
         }
         let token = Token::random().map_err(|error| format!("a token: {error}"))?;
-        let settings = Settings { ranks: Some(self.ranks as u32), ..Settings::default() };
+        let settings = Settings { ranks: Some(self.ranks as u32), silence: SILENCE, ..Settings::default() };
         let server =
             Server::start("127.0.0.1:0", token.clone(), settings).map_err(|error| error.to_string())?;
         Ok(Some((server, token)))

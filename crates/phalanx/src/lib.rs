@@ -63,7 +63,7 @@
 //! | `PHALANX_STORE` | `host:port` of the job's store, at which ranks of several hosts meet; set by `phalanx launch`; under torchrun, default `MASTER_ADDR` with `MASTER_PORT` + 1000; ranks of an MPI launcher meet over MPI unless it is set |
 //! | `PHALANX_TOKEN`, `PHALANX_TOKEN_FILE` | the secret of the job's ranks, or a file (mode 600) with it; `phalanx launch` sets the first; under torchrun on several hosts the user sets one |
 //! | `PHALANX_STORE_TLS` | `1`: the connections of the job's store are encrypted (TLS 1.3); the same for all its processes and launchers |
-//! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store declares a rank lost; default 1.4. Read by the process that hosts the store: the launcher, or rank 0 |
+//! | `PHALANX_HEARTBEAT_TIMEOUT` | seconds of silence after which the store declares a rank lost; default 10, so that a switch may fail over. Read by the process that hosts the store: the launcher, or rank 0 |
 //! | `PHALANX_LAUNCHED_BY` | which launcher started this process, where several launchers' variables are set and the innermost cannot be seen: `phalanx`, `torchrun`, `openmpi`, `pals`, `intelmpi`, `pmi`, `pmix`, `slurm`, or `none` |
 //! | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*` | set by torchrun |
 //! | `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_*`, `MPI_LOCAL*`, `I_MPI_HYDRA_UUID`, `PALS_*`, `SLURM_*` | set by MPI's launchers and Slurm: see [`choose`] |

@@ -35,7 +35,8 @@ impl Launchers {
             args.nnodes
         );
         let token = Token::from_file(file)?;
-        Ok(Launchers::Several(Nodes::join(address, token, node, args.nnodes, join_timeout()?)?))
+        let job = args.job.clone().or_else(|| std::env::var("SLURM_JOB_ID").ok()).unwrap_or_default();
+        Ok(Launchers::Several(Nodes::join(address, token, &job, node, args.nnodes, join_timeout()?)?))
     }
 
     /// Runs the ranks of this node to their end. Returns the job's outcome, and whether to start it again.

@@ -4,11 +4,11 @@
 use super::events::{Events, LaunchEvent};
 use super::job::Job;
 use super::outcome::{Notice, Outcome};
-use super::placement::{self, Placement, StoreAddress};
+use super::placement::{self, PlacedNode, Placement, StoreAddress};
 use super::signals;
 use super::start_error::StartError;
 use anyhow::{Context, Result, ensure};
-use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token, server};
+use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::ControlFlow;
@@ -41,6 +41,7 @@ pub struct Nodes {
 /// A launcher's message before an attempt.
 #[derive(Serialize, Deserialize)]
 struct Begin {
+    host: String,
     ranks: usize,
     /// A proposal; node 0's is taken.
     job: String,
@@ -55,24 +56,32 @@ struct End {
 
 impl Nodes {
     /// Joins the other launchers. Node 0 starts the store.
-    pub fn join(address: &str, token: Token, node: usize, nodes: usize, timeout: Duration) -> Result<Nodes> {
+    pub fn join(
+        address: &str,
+        token: Token,
+        job: &str,
+        node: usize,
+        nodes: usize,
+        timeout: Duration,
+    ) -> Result<Nodes> {
         let count = |n: usize| u32::try_from(n).context("too many nodes");
         let size = count(nodes)?;
-        let settings = Settings { nodes: Some(size), ..placement::store_settings()? };
+        let nodes_job = Some(job.to_owned());
+        let settings = Settings { nodes: Some(size), nodes_job, ..placement::store_settings()? };
         let (host, epoch, encrypted) = (Host::Rank(0), 0, settings.encrypted);
         let server = if node == 0 {
-            server::check_reachable(address)?;
-            Some(Server::start(address, token.clone(), settings)?)
+            Some(Server::for_hosts(address, token.clone(), settings, timeout)?)
         } else {
             None
         };
         let address = address.to_owned();
+        let job = job.to_owned();
         let rendezvous =
-            Rendezvous { address: address.clone(), token: token.clone(), epoch, host, encrypted };
+            Rendezvous { address: address.clone(), token: token.clone(), job, epoch, host, encrypted };
         let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = placement::host_name();
         Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
     }
 
@@ -88,7 +97,8 @@ impl Nodes {
             // The other nodes start no rank of the new epoch before the exchange below.
             server.begin_epoch(restart);
         }
-        let own = serde_json::to_vec(&Begin { ranks, job: placement::random_job_id()? })?;
+        let own =
+            serde_json::to_vec(&Begin { host: self.host.clone(), ranks, job: placement::random_job_id()? })?;
         let all = match self.exchange("begin", restart, own, events) {
             ControlFlow::Continue(all) => all?,
             ControlFlow::Break(outcome) => return Ok(ControlFlow::Break(outcome)),
@@ -104,7 +114,7 @@ impl Nodes {
             ranks,
             world_size: sum(&all),
             node: self.node,
-            nodes: self.nodes,
+            nodes: all.into_iter().map(|Begin { host, ranks, .. }| PlacedNode { host, ranks }).collect(),
             store: Some(self.address.clone()),
         }))
     }

@@ -96,6 +96,10 @@ pub struct NodeArgs {
     #[arg(long, visible_alias = "rdzv-endpoint", value_name = "HOST:PORT", requires = "node_rank")]
     pub store: Option<String>,
 
+    /// The job's name, the same on all machines; by default Slurm's number of it. The store of another job turns them away.
+    #[arg(long, visible_alias = "rdzv-id", value_name = "NAME", requires = "node_rank")]
+    pub job: Option<String>,
+
     /// A file with a secret of at least 16 characters: the same on all machines, and readable only by you.
     #[arg(long, value_name = "FILE", requires = "node_rank")]
     pub token_file: Option<String>,

@@ -69,13 +69,13 @@ pub struct Failure {
 }
 
 /// How a rank that failed has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     Status(ExitStatus),
     /// The others found it at fault, and it has not ended by itself.
     StillRuns,
-    /// It is on another node.
-    Elsewhere,
+    /// It is on another node: which, as text.
+    Elsewhere(String),
 }
 
 /// What happens after a failure.
@@ -124,7 +124,7 @@ impl fmt::Display for Failure {
                 write!(f, "rank {rank} {failed}: {}, after {seconds:.1} s", status::describe(*status))
             }
             End::StillRuns => write!(f, "rank {rank} {failed}; its process still runs, after {seconds:.1} s"),
-            End::Elsewhere => write!(f, "rank {rank} {failed}, on another node, after {seconds:.1} s"),
+            End::Elsewhere(node) => write!(f, "rank {rank} {failed}, on {node}, after {seconds:.1} s"),
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn run_silently(ranks: usize, arguments: Vec<OsString>, timeout: Duration) -
         Outcome::Failed(failure) => {
             let how = match failure.end {
                 End::Status(status) => status::describe(status),
-                End::StillRuns | End::Elsewhere => "it did not end by itself".to_owned(),
+                End::StillRuns | End::Elsewhere(_) => "it did not end by itself".to_owned(),
             };
             match failure.last_lines.last() {
                 Some(reason) => bail!("rank {}: {reason} ({how})", failure.rank),

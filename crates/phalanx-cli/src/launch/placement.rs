@@ -19,8 +19,18 @@ pub struct Placement {
     /// Ranks on all nodes.
     pub world_size: usize,
     pub node: usize,
-    pub nodes: usize,
+    /// All nodes of the job, in order.
+    pub nodes: Vec<PlacedNode>,
     pub store: Option<StoreAddress>,
+}
+
+/// A node of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedNode {
+    /// Its host's name.
+    pub host: String,
+    /// Its number of ranks.
+    pub ranks: usize,
 }
 
 /// How the ranks reach the job's store.
@@ -49,9 +59,9 @@ impl Placement {
         };
         let store =
             server.as_ref().map(|server| StoreAddress { address: server.address().to_string(), token });
-        let job = random_job_id()?;
+        let (job, nodes) = (random_job_id()?, vec![PlacedNode { host: host_name(), ranks }]);
         let placement =
-            Placement { job, restart: 0, first: 0, ranks, world_size: ranks, node: 0, nodes: 1, store };
+            Placement { job, restart: 0, first: 0, ranks, world_size: ranks, node: 0, nodes, store };
         Ok((server, placement))
     }
 
@@ -63,7 +73,7 @@ impl Placement {
             ("PHALANX_LOCAL_RANK", local),
             ("PHALANX_LOCAL_WORLD_SIZE", self.ranks),
             ("PHALANX_NODE_RANK", self.node),
-            ("PHALANX_NNODES", self.nodes),
+            ("PHALANX_NNODES", self.nodes.len()),
             ("PHALANX_RESTART_COUNT", self.restart as usize),
         ];
         for (name, number) in numbers {
@@ -82,6 +92,19 @@ impl Placement {
         };
     }
 
+    /// The node of a rank, as text: `node 1 (beta)`.
+    pub fn describe_node_of(&self, rank: usize) -> String {
+        let mut end = 0;
+        let has_it = |node: &PlacedNode| {
+            end += node.ranks;
+            rank < end
+        };
+        match self.nodes.iter().position(has_it) {
+            Some(node) => format!("node {node} ({})", self.nodes[node].host),
+            None => "another node".to_owned(),
+        }
+    }
+
     /// The variables, as `NAME=value`, that only processes of this node's attempt have all of.
     pub fn marks(&self) -> [String; 2] {
         [format!("PHALANX_JOB={}", self.job), format!("PHALANX_NODE_RANK={}", self.node)]
@@ -96,6 +119,11 @@ pub fn store_settings() -> Result<Settings> {
     Ok(Settings { silence, encrypted, ..Settings::default() })
 }
 
+/// This host's name.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// A job id of 128 random bits. It is a secret: the ranks of a host trust every process that knows it.
 pub fn random_job_id() -> Result<String> {
     let mut bytes = [0; 16];
@@ -106,6 +134,16 @@ pub fn random_job_id() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_are_found_on_their_nodes() {
+        let nodes = [("alpha", 2), ("beta", 1)].map(|(host, ranks)| PlacedNode { host: host.into(), ranks });
+        let (nodes, job) = (nodes.to_vec(), String::new());
+        let placement =
+            Placement { job, restart: 0, first: 0, ranks: 2, world_size: 3, node: 0, nodes, store: None };
+        let described = [1, 2, 3].map(|rank| placement.describe_node_of(rank));
+        assert_eq!(described, ["node 0 (alpha)", "node 1 (beta)", "another node"]);
+    }
 
     #[test]
     fn job_ids_have_128_bits_and_differ() {

@@ -396,7 +396,7 @@ impl<'a> Supervisor<'a> {
         let end = match rank.map(|rank| rank.status) {
             Some(Some(status)) => End::Status(status),
             Some(None) => End::StillRuns,
-            None => End::Elsewhere,
+            None => End::Elsewhere(self.placement.describe_node_of(number)),
         };
         let first_status = self.ranks[first].status.expect("it has ended");
         let blamed_status = rank.and_then(|rank| rank.status).filter(|status| !status.success());

@@ -228,27 +228,34 @@ fn unanswered(merged: &Merged) -> Option<Finding> {
 
 /// The rank that cost the others most time by coming last, if that is a good part of the whole.
 fn slower(merged: &Merged) -> Option<Finding> {
-    if merged.ranks.len() < 2 || merged.ranks.len() < merged.world_size || merged.different_clocks {
+    if merged.ranks.len() < 2 || merged.ranks.len() < merged.world_size {
         return None;
     }
+    // Clocks that differ cannot be compared. But an operation in which all wait for all ends everywhere at about one time.
+    let arrival = |operation: &Operation| match merged.different_clocks {
+        false => operation.enqueued_ns as i64,
+        true => operation.enqueued_ns as i64 - operation.ended_ns as i64,
+    };
+    let is_comparable = |operation: &Operation| !merged.different_clocks || operation.waits_for_all();
     let first = merged.ranks.values().next()?;
     let mut cost: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
     let mut compared = 0u64;
     let mut span: Option<(u64, u64)> = None;
-    for operation in first.records.iter().filter(|o| !o.is_message() && o.state == State::Completed) {
+    let completed = first.records.iter().filter(|o| !o.is_message() && o.state == State::Completed);
+    for operation in completed.filter(|o| is_comparable(o)) {
         let calls = merged.collective(operation.sequence);
         if calls.len() < merged.ranks.len() {
             continue;
         }
         compared += 1;
-        let mut arrivals: Vec<(u64, usize)> = calls.iter().map(|(rank, o)| (o.enqueued_ns, *rank)).collect();
+        let mut arrivals: Vec<(i64, usize)> = calls.iter().map(|(rank, o)| (arrival(o), *rank)).collect();
         arrivals.sort_unstable();
         let (last, before) = (arrivals[arrivals.len() - 1], arrivals[arrivals.len() - 2]);
         let entry = cost.entry(last.1).or_default();
         entry.0 += 1;
-        entry.1 = entry.1.saturating_add(last.0 - before.0);
-        let (begin, end) = span.unwrap_or((arrivals[0].0, last.0));
-        span = Some((begin.min(arrivals[0].0), end.max(last.0)));
+        entry.1 = entry.1.saturating_add(last.0.abs_diff(before.0));
+        let (begin, end) = span.unwrap_or((operation.enqueued_ns, operation.ended_ns));
+        span = Some((begin.min(operation.enqueued_ns), end.max(operation.ended_ns)));
     }
     let (rank, (times, cost)) = cost.into_iter().max_by_key(|(_, (_, cost))| *cost)?;
     let (begin, end) = span?;

@@ -83,6 +83,13 @@ impl Operation {
         self.peer.is_some()
     }
 
+    /// Whether no rank ends it before all have begun it.
+    pub fn waits_for_all(&self) -> bool {
+        ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "barrier"]
+            .iter()
+            .any(|name| self.operation.starts_with(name))
+    }
+
     /// Whether it waits to start or has not ended.
     pub fn is_under_way(&self) -> bool {
         matches!(self.state, State::Enqueued | State::Started)

@@ -17,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
     };
     add("ranks_are_numbered_over_the_nodes", ranks_are_numbered_over_the_nodes);
     add("nodes_of_one_host_share_memory", nodes_of_one_host_share_memory);
+    add("settings_that_differ_between_ranks_are_named", settings_that_differ);
     add("a_failure_ends_all_nodes", a_failure_ends_all_nodes);
     add("a_failure_lets_all_nodes_go_on_with_the_option", a_failure_lets_all_nodes_go_on);
     add("a_lost_node_lets_the_others_go_on_with_the_option", a_lost_node_lets_the_others_go_on);
@@ -33,6 +34,8 @@ pub fn trials() -> Vec<Trial> {
     });
     add("another_token_is_refused", another_token_is_refused);
     add("two_launchers_of_one_node_are_refused", two_launchers_of_one_node);
+    add("a_launcher_of_another_job_is_refused", another_job_is_refused);
+    add("whoever_is_waited_for_is_named_meanwhile", waiting_is_said);
     add("options_that_miss_something_are_explained", options_that_miss_something);
     trials
 }
@@ -62,7 +65,7 @@ impl Job {
         let mut command = common::phalanx(&format!(
             "launch --nnodes {nodes} --node-rank {rank} --store {store} --token-file {token} {options} --"
         ));
-        command.args(program).env("PHALANX_TIMEOUT", "30");
+        command.args(program).env("PHALANX_TIMEOUT", "30").env("PHALANX_HEARTBEAT_TIMEOUT", "1.4");
         command
     }
 
@@ -113,6 +116,20 @@ fn nodes_of_one_host_share_memory(job: &Job) -> Result<(), Failed> {
     for node in nodes {
         let (code, said) = node.end()?;
         equal((code, said.matches("sum 10 on 1 host").count()), (Some(0), 2), &said)?;
+    }
+    Ok(())
+}
+
+fn settings_that_differ(job: &Job) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let [first, second] = ["0", "1"].map(|check| {
+        let mut command = job.node(check.parse().unwrap(), 2, "-n 1", &[program.to_str().unwrap()]);
+        command.env(PART, "init").env("PHALANX_CHECK", check);
+        Node::start(command)
+    });
+    for said in [first.end()?.1, second.end()?.1] {
+        says(&said, "rank 1 on ")?;
+        says(&said, "was told to compare calls (PHALANX_CHECK=1), and rank 0 on ")?;
     }
     Ok(())
 }
@@ -307,10 +324,45 @@ fn another_token_is_refused(job: &Job) -> Result<(), Failed> {
     let (code, said) = other.shell(1, "-n 1", "true").end()?;
     equal(code, Some(1), &said)?;
     says(&said, "another token")?;
+    // The host of the store knows at once.
+    first.wait_for("the store has turned away 127.0.0.1:")?;
+    first.wait_for("another token")?;
     // The job goes on.
     let (code, said) = job.shell(1, "-n 1", "true").end()?;
     equal(code, Some(0), &said)?;
     equal(first.end()?.0, Some(0), &said)
+}
+
+/// The same port, the same token, another job.
+fn another_job_is_refused(job: &Job) -> Result<(), Failed> {
+    let first = job.shell(0, "-n 1 --job a", "true");
+    let (code, said) = job.shell(1, "-n 1 --job b", "true").end()?;
+    equal(code, Some(1), &said)?;
+    says(&said, "node 1 belongs to the job \"b\", and this is the store of \"a\"")?;
+    first.wait_for("node 1 belongs to the job \"b\"")?;
+    // The job goes on.
+    let (code, said) = job.shell(1, "-n 1 --job a", "true").end()?;
+    equal((code, first.end()?.0), (Some(0), Some(0)), &said)
+}
+
+fn waiting_is_said(job: &Job) -> Result<(), Failed> {
+    let started = Instant::now();
+    // Node 0 waits for node 1, a rank for the other of its host, and a node for its store.
+    let waits_for_node = job.shell(0, "-n 1", "true");
+    let program = std::env::current_exe()?;
+    let script = format!("[ $PHALANX_RANK = 1 ] && exec sleep 1000; exec {}", program.display());
+    let mut alone = common::phalanx("launch -n 2 --");
+    let waits_for_rank = Node::start({
+        alone.args(["sh", "-c", &script]).env(PART, "init");
+        alone
+    });
+    let other = Job::new();
+    let waits_for_store = other.shell(1, "-n 1", "true");
+    waits_for_node.wait_for("waiting for node 1")?;
+    waits_for_rank.wait_for("waiting for rank 1")?;
+    waits_for_store.wait_for("waiting for the store at 127.0.0.1:")?;
+    let took = started.elapsed();
+    if took < Duration::from_secs(8) { Ok(()) } else { Err(format!("it took {took:?}").into()) }
 }
 
 fn two_launchers_of_one_node(job: &Job) -> Result<(), Failed> {
@@ -321,7 +373,8 @@ fn two_launchers_of_one_node(job: &Job) -> Result<(), Failed> {
         equal(code, Some(1), &said)?;
         all += &said;
     }
-    equal(all.matches("two processes claim to be node 1").count(), 3, &all)
+    // The store's host also says whom it turned away.
+    equal(all.matches("two processes claim to be node 1").count(), 4, &all)
 }
 
 fn options_that_miss_something(job: &Job) -> Result<(), Failed> {

@@ -1,5 +1,5 @@
 //! Tests of `phalanx launch` on several nodes: launchers on the loopback interface, and in network namespaces with a
-//! wire that is cut.
+//! wire that is cut; steps of a real Slurm.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,6 +18,8 @@ mod place;
 #[cfg(target_os = "linux")]
 mod rank;
 #[cfg(target_os = "linux")]
+mod slurm;
+#[cfg(target_os = "linux")]
 mod torchrun;
 
 use libtest_mimic::Arguments;
@@ -29,6 +31,10 @@ use std::process::ExitCode;
 #[cfg(target_os = "linux")]
 const SHARES: &[Share] = &[("torchrun/real/", 3)];
 
+/// A Slurm on hosts of its own is started for these.
+#[cfg(target_os = "linux")]
+const SLOW: &[&str] = &["slurm/"];
+
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
     if let Some(code) = rank::serve() {
@@ -39,7 +45,10 @@ fn main() -> ExitCode {
     args.test_threads.get_or_insert(1);
     let trials =
         [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];
-    suite::run(&args, trials.into_iter().flatten().collect(), SHARES, &[])
+    let trials = trials.into_iter().flatten().chain(slurm::trials());
+    let code = suite::run(&args, trials.collect(), SHARES, SLOW);
+    slurm::end();
+    code
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -1,7 +1,7 @@
 //! Nodes in two networks, and the cut of the wire between them.
 
 use super::loopback::Job;
-use super::network::{Network, obstacle};
+use super::network::{Network, SECOND, obstacle};
 use super::node::Node;
 use super::rank::{self, PART};
 use super::torchrun;
@@ -26,12 +26,16 @@ pub fn trials() -> Vec<Trial> {
     add("ranks_of_all_nodes_start_and_end", ranks_start_and_end);
     add("encrypted_launchers_and_ranks_meet", encrypted);
     add("launchers_that_differ_in_encryption_say_so", half_encrypted);
+    add("a_name_that_comes_late_is_looked_up_again", late_name);
+    add("a_store_is_reached_by_each_address_of_its_name", two_addresses);
+    add("an_error_lists_each_address_that_was_tried", each_address_is_listed);
     add("host_memory_between_hosts_is_mpis_work", host_memory_is_mpis_work);
     add("torchrun_on_two_hosts_meets_and_is_told_of_mpi", torchrun_on_two_hosts);
     add("ranks_with_an_id_on_two_hosts_meet", by_an_id);
     add("ranks_cut_off_both_ways_are_named", |network| ranks_cut_off(network, Network::cut));
     add("ranks_that_cannot_be_heard_are_named", |network| ranks_cut_off(network, |n| n.cut_from(1)));
     add("ranks_that_hear_nothing_are_named", |network| ranks_cut_off(network, |n| n.cut_from(0)));
+    add("an_outage_of_the_network_may_last_for_seconds", short_outage);
     add("a_node_cut_off_both_ways_ends_the_job", |network| node_cut_off(network, Network::cut));
     add("a_node_that_cannot_be_heard_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(1)));
     add("a_node_that_hears_nothing_ends_the_job", |network| node_cut_off(network, |n| n.cut_from(0)));
@@ -59,6 +63,56 @@ fn ranks_start_and_end(network: &Network) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// A job whose store has a name.
+fn named_job() -> Job {
+    Job::at("phalanx-head:29400".to_owned())
+}
+
+fn both_succeed(nodes: [Node; 2]) -> Result<(), Failed> {
+    for node in nodes {
+        let (code, said) = node.end()?;
+        if code != Some(0) {
+            return Err(format!("{code:?}: {said}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The name comes when both launchers have looked it up in vain for longer than a resolver takes.
+fn late_name(network: &Network) -> Result<(), Failed> {
+    for end in [0, 1] {
+        network.set_hosts(end, "127.0.0.1 localhost\n")?;
+    }
+    let job = named_job();
+    let nodes = launch(network, &job, "-n 1", &["true"]);
+    std::thread::sleep(Duration::from_millis(1500));
+    for end in [0, 1] {
+        network.set_hosts(end, &format!("{} phalanx-head\n", network.address(0)))?;
+    }
+    both_succeed(nodes)
+}
+
+/// The store's own host knows it by another address first.
+fn two_addresses(network: &Network) -> Result<(), Failed> {
+    network.set_hosts(0, &format!("{} phalanx-head\n{} phalanx-head\n", SECOND[0], network.address(0)))?;
+    network.set_hosts(1, &format!("{} phalanx-head\n", network.address(0)))?;
+    let job = named_job();
+    both_succeed(launch(network, &job, "-n 1", &["true"]))
+}
+
+fn each_address_is_listed(network: &Network) -> Result<(), Failed> {
+    network.set_hosts(1, &format!("{} phalanx-head\n{} phalanx-head\n", SECOND[0], network.address(0)))?;
+    let job = named_job();
+    let mut command = job.node(1, 2, "-n 1", &["true"]);
+    command.env("PHALANX_TIMEOUT", "0.5");
+    let (_, said) = Node::start(network.inside(1, &command)).end()?;
+    let addresses = [format!("[{}]:29400", SECOND[0]), format!("{}:29400", network.address(0))];
+    match addresses.iter().all(|address| said.contains(address)) {
+        true => Ok(()),
+        false => Err(said.into()),
+    }
 }
 
 fn with_encryption(network: &Network, wanted: [&str; 2]) -> Result<[String; 2], Failed> {
@@ -155,6 +209,35 @@ fn ranks_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> 
     let same = verdict(&said[0]) == verdict(&said[1]);
     let far_names = said[2].contains("lost 2: ") || said[2].contains("lost 0: it hosts the store");
     if same && far_names { Ok(()) } else { Err(format!("{said:?}").into()) }
+}
+
+/// By default, ranks survive an outage as of a switch that fails over, and still hear of each other.
+fn short_outage(network: &Network) -> Result<(), Failed> {
+    let address = format!("{}:29500", network.address(0));
+    let ranks = [0, 1].map(|rank| {
+        let mut command = rank::member_command(&address, rank, 2);
+        command.env_remove(rank::SILENCE);
+        Node::start(network.inside(rank, &command))
+    });
+    for rank in &ranks {
+        rank.wait_for("ready")?;
+    }
+    network.cut()?;
+    std::thread::sleep(Duration::from_millis(1800));
+    network.join()?;
+    // The retransmission that comes next.
+    std::thread::sleep(Duration::from_millis(1800));
+    let [mut first, second] = ranks;
+    let said = first.said() + &second.said();
+    if said.contains("lost") {
+        return Err(said.into());
+    }
+    // A connection that closes is a verdict as before.
+    first.kill();
+    match second.wait_for("lost 0: it hosts the store")? {
+        took if took < LIMIT => Ok(()),
+        took => Err(format!("it took {took:?}").into()),
+    }
 }
 
 fn node_cut_off(network: &Network, cut: fn(&Network) -> Result<(), String>) -> Result<(), Failed> {

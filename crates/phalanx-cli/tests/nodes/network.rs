@@ -3,6 +3,9 @@
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The IPv6 addresses of the ends.
+pub const SECOND: [&str; 2] = ["fd77::1", "fd77::2"];
+
 /// Two namespaces, A and B. Dropping removes them.
 pub struct Network {
     names: [String; 2],
@@ -32,7 +35,18 @@ impl Network {
             ip(&format!("-n {name} address add {address}/24 dev wire"))?;
             ip(&format!("-n {name} link set wire up"))?;
         }
+        for (name, address) in network.names.iter().zip(SECOND) {
+            // A kernel without IPv6 has no second address.
+            let _ = ip(&format!("-n {name} address add {address}/64 dev wire nodad"));
+        }
         Ok(network)
+    }
+
+    /// Sets `/etc/hosts` of an end: call it before the first command there. Later calls change the file of what runs.
+    pub fn set_hosts(&self, end: usize, hosts: &str) -> std::io::Result<()> {
+        let folder = format!("/etc/netns/{}", self.names[end]);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(format!("{folder}/hosts"), hosts)
     }
 
     /// The address of end 0 or 1.
@@ -53,6 +67,11 @@ impl Network {
         inside
     }
 
+    /// Joins the wire again after [`cut`](Network::cut).
+    pub fn join(&self) -> Result<(), String> {
+        ip(&format!("-n {} link set wire up", self.names[1]))
+    }
+
     /// Cuts the wire in both directions.
     pub fn cut(&self) -> Result<(), String> {
         ip(&format!("-n {} link set wire down", self.names[1]))
@@ -70,6 +89,7 @@ impl Drop for Network {
     fn drop(&mut self) {
         for name in &self.names {
             let _ = ip(&format!("netns delete {name}"));
+            let _ = std::fs::remove_dir_all(format!("/etc/netns/{name}"));
         }
     }
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 pub const PART: &str = "NODES_TEST_PART";
 /// For the role `member`: the store's address, this rank, and the number of ranks.
 const MEMBER: &str = "NODES_TEST_MEMBER";
+/// For the role `member`: seconds that a member may be silent, if not the default.
+pub const SILENCE: &str = "NODES_TEST_SILENCE";
 /// For the role `place`: the rank's place, see [`placed_command`].
 const PLACE: &str = "NODES_TEST_PLACE";
 /// For the role `identified`: rank and file of the id, see [`identified_command`].
@@ -22,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// This test program as a rank in a store.
 pub fn member_command(address: &str, rank: usize, size: usize) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(PART, "member").env(MEMBER, format!("{address} {rank} {size}"));
+    command.env(PART, "member").env(MEMBER, format!("{address} {rank} {size}")).env(SILENCE, "1.4");
     command
 }
 
@@ -121,8 +123,13 @@ fn member() {
     let mut number = || words.next().unwrap().parse::<usize>().unwrap();
     let (rank, size) = (number(), number());
     let token = Token::new("the token of this test").unwrap();
-    let server = (rank == 0).then(|| Server::start(&address, token.clone(), Settings::default()).unwrap());
-    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted: false };
+    let seconds = std::env::var(SILENCE).ok();
+    let silence =
+        seconds.map_or(Settings::default().silence, |s| Duration::from_secs_f64(s.parse().unwrap()));
+    let settings = Settings { silence, ..Settings::default() };
+    let server = (rank == 0).then(|| Server::start(&address, token.clone(), settings).unwrap());
+    let rendezvous =
+        Rendezvous { address, token, job: String::new(), epoch: 0, host: Host::Rank(0), encrypted: false };
     let store = Store::connect(&rendezvous, rank, size, TIMEOUT).unwrap();
     let store = match server {
         Some(server) => store.hosting(server),

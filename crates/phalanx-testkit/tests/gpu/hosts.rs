@@ -8,12 +8,14 @@ use phalanx::{Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
-use phalanx_testkit::processes::{Launch, World, describe, gpus_of, phase};
+use phalanx_testkit::processes::{Launch, World, describe, gpus_of, phase, set_scenario};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::suite;
 use phalanx_testkit::suite::Condition;
+use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -55,11 +57,16 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         None => Some("phalanx is not built"),
         Some(_) => None,
     };
-    let launched = Trial::test("hosts/launcher", move || launched(gpus, hosts));
-    let launched = match launcher {
-        Some(why) => launched.only_if(false, why),
-        None => launched,
-    };
+    let launched = [
+        Trial::test("hosts/launcher", move || launched(gpus, hosts)),
+        Trial::test("hosts/launcher_names_the_lost", move || launcher_names_the_lost(gpus, hosts)),
+        Trial::test("hosts/launcher_goes_on/killed", move || launcher_goes_on(gpus, hosts, Signal::KILL)),
+        Trial::test("hosts/launcher_goes_on/cut_off", move || launcher_goes_on(gpus, hosts, Signal::STOP)),
+    ];
+    let launched = launched.map(|trial| match launcher {
+        Some(why) => trial.only_if(false, why),
+        None => trial,
+    });
     let obstacle = Elsewhere::enter().err();
     let must_run = std::env::var_os("PHALANX_TEST_NAMESPACES").is_some();
     let can_run = |trial: Trial| match &obstacle {
@@ -67,7 +74,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Some(why) if !must_run => trial.only_if(false, &format!("cannot run: {why}")),
         _ => trial,
     };
-    trials.into_iter().chain([launched]).map(can_run).collect()
+    trials.into_iter().chain(launched).map(can_run).collect()
 }
 
 fn on_hosts(name: &str, gpus: usize, hosts: usize) -> Launch {
@@ -150,7 +157,7 @@ fn lost(gpus: usize, hosts: usize, fault: Fault, why: &str) -> Result<(), Failed
     Ok(())
 }
 
-/// A rank that is silent for longer than the default, and for less than the variable allows, is not lost. The store is in rank 0.
+/// A rank that is silent for longer than in the other trials, and for less than the variable allows, is not lost. The store is in rank 0.
 fn stopped_for_less(gpus: usize, hosts: usize) -> Result<(), Failed> {
     let victim = gpus - 1;
     let launch = on_hosts("going_on", gpus, hosts).env("PHALANX_HEARTBEAT_TIMEOUT", "9");
@@ -228,37 +235,140 @@ fn without(mut world: World, gpus: usize, victim: usize, fault: Fault) -> Result
         .collect()
 }
 
-/// `phalanx launch --nnodes`, a launcher on each host, of a program that checks its results.
+/// `phalanx launch --nnodes`, with a launcher on each host.
+struct Launchers {
+    launchers: Vec<Child>,
+    folder: tempfile::TempDir,
+}
+
+impl Launchers {
+    fn start(
+        gpus: usize,
+        hosts: usize,
+        options: &[&str],
+        set_program: impl Fn(&mut Command) -> Result<(), Failed>,
+    ) -> Result<Launchers, Failed> {
+        let phalanx = launcher_program()?;
+        let folder = tempfile::tempdir()?;
+        let token = folder.path().join("token");
+        std::fs::write(&token, "the secret of this test")?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let store = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let here = gpus / hosts;
+        let mut all = Launchers { launchers: Vec::new(), folder };
+        for host in 0..hosts {
+            let elsewhere = if host == 0 { None } else { Some(Elsewhere::enter()?) };
+            let visible = gpus_of(&(host * here..(host + 1) * here).collect::<Vec<_>>());
+            let mut command = Command::new(&phalanx);
+            command.args(["launch", "--nnodes", &hosts.to_string(), "--node-rank", &host.to_string()]);
+            command.args(["--store", &store.to_string(), "--token-file"]).arg(&token);
+            command.args(["-n", &here.to_string()]).args(options).arg("--");
+            set_program(&mut command)?;
+            command.env("PHALANX_HEARTBEAT_TIMEOUT", "1.4").env("CUDA_VISIBLE_DEVICES", visible);
+            command.env("NCCL_HOSTID", format!("host{host}"));
+            let output = std::fs::File::create(all.output(host))?;
+            command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+            all.launchers.push(command.spawn()?);
+            drop(elsewhere);
+        }
+        Ok(all)
+    }
+
+    /// A launcher on each host, whose ranks do the scenario `going_on`.
+    fn going_on(gpus: usize, hosts: usize, options: &[&str]) -> Result<Launchers, Failed> {
+        let all = Launchers::start(gpus, hosts, options, |command| {
+            set_scenario(command, "going_on", &[]);
+            command.arg(std::env::current_exe()?);
+            Ok(())
+        })?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let here = gpus / hosts;
+        while (0..hosts).any(|host| all.said(host).matches("@phase running").count() < here) {
+            if Instant::now() > deadline {
+                return Err(format!("they do not run: {}", all.said(0)).into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(all)
+    }
+
+    fn output(&self, host: usize) -> PathBuf {
+        self.folder.path().join(format!("output-{host}"))
+    }
+
+    fn said(&self, host: usize) -> String {
+        std::fs::read_to_string(self.output(host)).unwrap_or_default()
+    }
+
+    /// The processes of a host: its launcher, and what that has started.
+    fn processes(&self, host: usize) -> Vec<Pid> {
+        let launcher = self.launchers[host].id();
+        let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|process| process.parse().ok());
+        std::iter::once(launcher as i32).chain(children).filter_map(Pid::from_raw).collect()
+    }
+
+    /// The status of a host's launcher, and the output.
+    fn end(&mut self, host: usize) -> Result<(bool, String), Failed> {
+        let status = self.launchers[host].wait()?;
+        Ok((status.success(), self.said(host)))
+    }
+}
+
+impl Drop for Launchers {
+    fn drop(&mut self) {
+        for launcher in &mut self.launchers {
+            // Its ranks end with it.
+            let _ = launcher.kill();
+            let _ = launcher.wait();
+        }
+    }
+}
+
+fn launcher_program() -> Result<PathBuf, Failed> {
+    Ok(programs::built("phalanx").ok_or("phalanx is not built: cargo build -p phalanx-cli")?)
+}
+
+/// A program that checks its results.
 fn launched(gpus: usize, hosts: usize) -> Result<(), Failed> {
-    let phalanx = programs::built("phalanx").ok_or("phalanx is not built: cargo build -p phalanx-cli")?;
-    let folder = tempfile::tempdir()?;
-    let token = folder.path().join("token");
-    std::fs::write(&token, "the secret of this test")?;
-    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
-    let store = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let here = gpus / hosts;
-    let start = |host: usize| -> Result<std::process::Child, Failed> {
-        let elsewhere = if host == 0 { None } else { Some(Elsewhere::enter()?) };
-        let visible = gpus_of(&(host * here..(host + 1) * here).collect::<Vec<_>>());
-        let mut command = std::process::Command::new(&phalanx);
-        command.args(["launch", "--nnodes", &hosts.to_string(), "--node-rank", &host.to_string()]);
-        command.args(["--store", &store.to_string(), "--token-file"]).arg(&token);
-        command.args(["-n", &here.to_string(), "--"]).arg(&phalanx).args(["perf", "all_reduce"]);
-        command.args(["-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-w", "1"]);
-        command.env("CUDA_VISIBLE_DEVICES", visible).env("NCCL_HOSTID", format!("host{host}"));
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        drop(elsewhere);
-        Ok(child)
-    };
-    let launchers = (0..hosts).map(start).collect::<Result<Vec<_>, _>>()?;
+    let phalanx = launcher_program()?;
+    let mut all = Launchers::start(gpus, hosts, &[], |command| {
+        command.arg(&phalanx).args(["perf", "all_reduce", "-b", "8", "-e", "64K", "-f", "64", "-n", "3"]);
+        command.args(["-w", "1"]);
+        Ok(())
+    })?;
     let mut said = String::new();
-    for launcher in launchers {
-        let output = launcher.wait_with_output()?;
-        let all = [output.stdout, output.stderr].concat();
-        said += &String::from_utf8_lossy(&all);
-        assert!(output.status.success(), "{}: {said}", output.status);
+    for host in 0..hosts {
+        let (succeeded, output) = all.end(host)?;
+        said += &output;
+        assert!(succeeded, "{said}");
     }
     assert!(said.contains("0 OK") && said.contains(&format!("{gpus} ranks")), "{said}");
+    Ok(())
+}
+
+/// The last host is cut off: the launcher of the first names the rank that its ranks name, and its node.
+fn launcher_names_the_lost(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let mut all = Launchers::going_on(gpus, hosts, &["--no-prefix"])?;
+    let lost = all.processes(hosts - 1);
+    lost.iter().try_for_each(|process| kill_process(*process, Signal::STOP))?;
+    let (succeeded, said) = all.end(0)?;
+    assert!(!succeeded, "{said}");
+    let (first, node) = (gpus - gpus / hosts, hosts - 1);
+    let by_rank = said.contains(&format!("rank {first} failed first, on node {node} ("));
+    let by_node = said.contains(&format!("node {node} (lost)"));
+    if by_rank || by_node { Ok(()) } else { Err(said.into()) }
+}
+
+/// The last host is lost, and the ranks of the first go on without it.
+fn launcher_goes_on(gpus: usize, hosts: usize, signal: Signal) -> Result<(), Failed> {
+    let mut all = Launchers::going_on(gpus, hosts, &["--keep-going"])?;
+    let lost = all.processes(hosts - 1);
+    lost.iter().try_for_each(|process| kill_process(*process, signal))?;
+    let (succeeded, said) = all.end(0)?;
+    assert!(succeeded && said.matches("@ok ").count() == gpus / hosts, "{said}");
+    assert!(said.contains(&format!("going on without node {}", hosts - 1)), "{said}");
     Ok(())
 }
 

@@ -73,6 +73,8 @@ const SLOW: &[&str] = &[
     "init_hangs",
     "at_once_on_one_rank",
     "kept_error",
+    "launcher_goes_on",
+    "launcher_names",
     "missing_at_init",
     "missing_signal",
     "nobody_waits",

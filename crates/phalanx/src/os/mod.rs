@@ -31,6 +31,11 @@ pub(crate) mod log;
 mod fresh_file;
 pub use fresh_file::fresh_file;
 
+#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
+mod interfaces;
+#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
+pub(crate) use interfaces::interfaces;
+
 mod launcher_socket;
 pub(crate) use launcher_socket::LauncherSocket;
 

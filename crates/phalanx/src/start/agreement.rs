@@ -20,6 +20,8 @@ pub(crate) struct Introduction {
     gpus: [GpuReport; ON_GPUS.len()],
     /// Whether the user set its GPU, and there are GPUs, for each of [`ON_GPUS`].
     insists: [bool; ON_GPUS.len()],
+    /// Whether calls are to be compared before they move data.
+    check: bool,
 }
 
 impl Introduction {
@@ -28,6 +30,7 @@ impl Introduction {
     pub fn own(
         wanted: Option<BackendKind>,
         gpu: Option<usize>,
+        check: bool,
         gpus: impl Fn(BackendKind, Option<usize>) -> Result<Visible>,
     ) -> Introduction {
         let may_use = |backend: BackendKind| wanted.is_none_or(|wanted| wanted == backend);
@@ -42,7 +45,7 @@ impl Introduction {
             |backend: BackendKind| may_use(backend) && gpus(backend, None).is_ok_and(|gpus| !gpus.is_empty());
         let insists = ON_GPUS.map(|backend| gpu.is_some() && has_some(backend));
         let wanted = wanted.map(|backend| backend.name().to_owned());
-        Introduction { identity: HostIdentity::own(), wanted, gpus: ON_GPUS.map(look), insists }
+        Introduction { identity: HostIdentity::own(), wanted, gpus: ON_GPUS.map(look), insists, check }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -96,6 +99,7 @@ pub(crate) fn agree(
             "set PHALANX_BACKEND to the same for all ranks, and Builder::backend in all of them",
         ));
     }
+    check_settings(all.iter().map(|one| one.check), |rank| topology.name_of(topology.host_of(rank)).into())?;
     let reports = |index: usize| all.iter().map(|one| &one.gpus[index]).collect::<Vec<&GpuReport>>();
     let without = |index: usize| share_out(&reports(index), topology).err();
     let wants = |backend: BackendKind| wanted.as_ref().is_none_or(|wanted| wanted == backend.name());
@@ -122,6 +126,25 @@ pub(crate) fn agree(
     }
 }
 
+/// Compares the ranks' settings, in rank order. Ranks that compare their calls would wait for those that do not.
+pub(crate) fn check_settings(
+    check: impl Iterator<Item = bool>,
+    host_of: impl Fn(usize) -> String,
+) -> Result<()> {
+    let all: Vec<bool> = check.collect();
+    let Some(other) = all.iter().position(|check| *check != all[0]) else { return Ok(()) };
+    let named = |rank: usize| format!("rank {rank} on {}", host_of(rank));
+    let (with, without) = if all[0] { (0, other) } else { (other, 0) };
+    Err(Error::bootstrap(
+        format!(
+            "{} was told to compare calls (PHALANX_CHECK=1), and {} was not",
+            named(with),
+            named(without)
+        ),
+        "set PHALANX_CHECK to the same for all ranks, on all hosts, and Builder::check in all of them",
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +165,18 @@ mod tests {
             wanted: wanted.map(|backend| backend.name().to_owned()),
             gpus: [seen(gpus), Err("no HIP".into())],
             insists: [false; 2],
+            check: false,
         }
+    }
+
+    #[test]
+    fn settings_are_the_same_for_all() {
+        let checks = |check| Introduction { check, ..rank("beta", None, Err("no driver")) };
+        let first = || rank("alpha", None, Err("no driver"));
+        assert!(agreed(&[first(), checks(false)]).is_ok());
+        let error = agreed(&[first(), checks(false), checks(true)]).unwrap_err().to_string();
+        let says = "rank 2 on beta was told to compare calls (PHALANX_CHECK=1), and rank 0 on alpha was not";
+        assert!(error.contains(says), "{error}");
     }
 
     fn agreed(all: &[Introduction]) -> Result<(HostTopology, BackendKind)> {

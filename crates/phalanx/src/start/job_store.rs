@@ -14,18 +14,14 @@
 use crate::contract::{Backend, Departure};
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{Environment, Place, RESTART_COUNT, setting};
-use crate::rendezvous::store::address::{self, AddressError, Listeners};
+use crate::rendezvous::store::address::{self, Listeners};
 use crate::rendezvous::store::cipher::encrypted_from;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token, server};
 use crate::types::error::{Error, Result, UsageError};
-use crate::watch::deadline::after;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Added to torchrun's port.
 const PORT_OFFSET: u16 = 1000;
-
-/// How long rank 0 retries to bind the store's port: an earlier job's store may still be closing.
-const PORT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Joins the job's store. Rank 0 hosts it, on `listener` if there is one, unless `phalanx launch` does.
 pub(crate) fn open_store(
@@ -34,13 +30,12 @@ pub(crate) fn open_store(
     listener: Option<Listeners>,
     timeout: Duration,
 ) -> Result<Store> {
-    let deadline = after(Instant::now(), timeout);
     let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     let encrypted = environment.encrypted()?;
     match rendezvous {
         Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
-            let server = host(&rendezvous, settings(place, silence), listener, deadline)?;
+            let server = host(&rendezvous, settings(place, silence), listener, timeout)?;
             Ok(Store::connect(&rendezvous, 0, place.world_size, timeout)?.hosting(server))
         }
         Some(rendezvous) => Store::connect(&rendezvous, place.rank, place.world_size, timeout),
@@ -56,25 +51,18 @@ fn host(
     rendezvous: &Rendezvous,
     settings: Settings,
     listener: Option<Listeners>,
-    deadline: Instant,
+    timeout: Duration,
 ) -> Result<Server> {
-    let settings = Settings { epoch: rendezvous.epoch, encrypted: rendezvous.encrypted, ..settings };
-    if let Some(listener) = listener {
-        return Server::on(listener, rendezvous.token.clone(), settings);
-    }
-    let address = &rendezvous.address;
-    let failed = |error: AddressError| error.into_error(address);
-    server::check_reachable(address)?;
-    let deadline = deadline.min(Instant::now() + PORT_PATIENCE);
-    let listeners = loop {
-        match Listeners::bind(address) {
-            Err(AddressError::Taken) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(50))
-            }
-            outcome => break outcome.map_err(failed)?,
-        }
+    let settings = Settings {
+        ranks_job: Some(rendezvous.job.clone()),
+        epoch: rendezvous.epoch,
+        encrypted: rendezvous.encrypted,
+        ..settings
     };
-    Server::on(listeners, rendezvous.token.clone(), settings)
+    match listener {
+        Some(listener) => Server::on(listener, rendezvous.token.clone(), settings),
+        None => Server::for_hosts(&rendezvous.address, rendezvous.token.clone(), settings, timeout),
+    }
 }
 
 /// A store for ranks of one host without any setting: rank 0 starts one with a random token, and sends
@@ -99,8 +87,14 @@ fn open_local_store(place: &Place, silence: Duration, encrypted: bool, timeout: 
     let (address, token) = text.trim_end_matches('\0').split_once(' ').unwrap_or_default();
     let token = Token::new(token)
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
-    let rendezvous =
-        Rendezvous { address: address.to_owned(), token, epoch: 0, host: Host::Rank(0), encrypted };
+    let rendezvous = Rendezvous {
+        address: address.to_owned(),
+        token,
+        job: String::new(),
+        epoch: 0,
+        host: Host::Rank(0),
+        encrypted,
+    };
     let store = Store::connect(&rendezvous, place.rank, place.world_size, timeout)?;
     Ok(match hosted {
         Some(server) => store.hosting(server),
@@ -120,6 +114,7 @@ impl Environment {
             }
             Some(address) => (address.to_owned(), Host::Rank(0)),
             None if place.one_host => return Ok(None),
+            None if place.launcher == "Slurm" => return Err(self.no_store_in_slurm(place)),
             None => (self.beside_torchruns_store()?, Host::Rank(0)),
         };
         address::check(&address).map_err(|error| error.into_error(&address))?;
@@ -130,7 +125,10 @@ impl Environment {
         };
         let epoch = u32::try_from(epoch)
             .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
-        Ok(Some(Rendezvous { address, token: self.token()?, epoch, host, encrypted: self.encrypted()? }))
+        // The launcher's name for a job is a secret of its ranks, and its store has no others.
+        let job = if host == Host::Launcher { String::new() } else { place.known_as.clone() };
+        let (token, encrypted) = (self.token()?, self.encrypted()?);
+        Ok(Some(Rendezvous { address, token, job, epoch, host, encrypted }))
     }
 
     pub(crate) fn encrypted(&self) -> Result<bool> {
@@ -156,6 +154,20 @@ impl Environment {
         Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
     }
 
+    /// For ranks of a step on several hosts, without an MPI and without a store.
+    fn no_store_in_slurm(&self, place: &Place) -> Error {
+        let hosts = self.get("SLURM_STEP_NODELIST").unwrap_or_default();
+        Error::bootstrap(
+            format!(
+                "srun started {} ranks on several hosts ({hosts}) without an MPI, and nothing says where they meet",
+                place.world_size
+            ),
+            "ranks without GPUs: srun --mpi=pmi2 PROGRAM, or pmix (srun --mpi=list shows what there is), with an MPI library on each \
+             host. Ranks with GPUs: the same, or in the batch script before srun: export PHALANX_TOKEN=$(openssl rand -hex 32) \
+             PHALANX_STORE=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29400",
+        )
+    }
+
     fn token(&self) -> Result<Token> {
         self.token_if_set()?.ok_or_else(|| {
             Error::bootstrap(
@@ -174,7 +186,8 @@ mod tests {
     use super::*;
 
     fn place(launcher: &'static str, rank: usize, one_host: bool) -> Place {
-        Place { launcher, rank, world_size: 2, job: "job".into(), meeting: "job".into(), one_host }
+        let job = || "job".to_owned();
+        Place { launcher, rank, world_size: 2, job: job(), meeting: job(), known_as: job(), one_host }
     }
 
     fn rendezvous(variables: &[(&str, &str)], place: &Place) -> Result<Option<Rendezvous>> {
@@ -210,6 +223,15 @@ mod tests {
         assert!(torchrun("alpha", "many", &several).unwrap_err().to_string().contains("MASTER_PORT"));
         // On one host no port has to be agreed on.
         assert!(torchrun("localhost", "29500", &place("torchrun", 1, true)).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_step_of_slurm_is_told_what_to_do_in_slurms_words() {
+        let variables = [("SLURM_STEP_NODELIST", "h[0-1]")];
+        let error = rendezvous(&variables, &place("Slurm", 0, false)).unwrap_err().to_string();
+        for part in ["h[0-1]", "srun --mpi=pmi2", "srun --mpi=list", "scontrol show hostnames"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]

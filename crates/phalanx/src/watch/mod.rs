@@ -6,6 +6,7 @@
 //! | `clock.rs` | timestamps at a few nanoseconds each |
 //! | `dump.rs` | a flight record as a JSON file |
 //! | `deadline.rs` | deadlines of single operations |
+//! | `reminder.rs` | when to say that a wait goes on |
 //! | `signal.rs` | flight records on a signal |
 //! | `launcher.rs` | what a rank tells `phalanx launch`, and flight records that the launcher asks for |
 //!
@@ -18,11 +19,13 @@ pub(crate) mod deadline;
 pub(crate) mod dump;
 pub(crate) mod launcher;
 mod recorder;
+mod reminder;
 mod signal;
 
 #[cfg(test)]
 pub(crate) use recorder::PANIC_WHEN_BEGUN;
 pub(crate) use recorder::{RecordId, Recorder};
+pub(crate) use reminder::{Reminder, say_missing};
 pub(crate) use signal::last_operation;
 
 use crate::contract::OperationId;

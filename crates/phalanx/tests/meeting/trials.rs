@@ -24,6 +24,7 @@ pub fn all() -> Vec<Trial> {
         Trial::test("ranks_of_an_inner_launcher_form_its_world", inner_launchers),
         Trial::test("a_store_is_used_though_nobody_says_how_many_ranks_are_here", the_store_is_used),
         Trial::test("addresses_that_can_never_work_fail_at_once", hopeless_addresses),
+        Trial::test("a_name_without_an_address_fails_at_the_deadline", unknown_name),
         for_root("a_network_without_a_route_fails_at_once", no_route),
         for_root("a_store_shows_ranks_of_two_containers_that_they_are", two_containers),
         for_root("ranks_in_pid_namespaces_of_their_own_meet", pid_namespaces),
@@ -125,8 +126,6 @@ fn hopeless_addresses() -> Outcome {
         ("1", "127.0.0.1:0", "port"),
         ("1", "127.0.0.1", "host:port"),
         ("1", "127.0.0.1:port", "host:port"),
-        ("0", "no-such-name.invalid:29400", "no address"),
-        ("1", "no-such-name.invalid:29400", "no address"),
         ("0", "224.0.0.1:29400", "multicast"),
         ("1", "224.0.0.1:29400", "multicast"),
         ("1", "[ff02::1]:29400", "multicast"),
@@ -135,6 +134,16 @@ fn hopeless_addresses() -> Outcome {
     ] {
         let variables = by_hand(rank, address);
         fails_at_once(|| Process::rank(&variables), &["PHALANX_STORE", address, says])?;
+    }
+    Ok(())
+}
+
+/// A name server may get to know a host late: the name is looked up until the deadline.
+fn unknown_name() -> Outcome {
+    let address = "no-such-name.invalid:29400";
+    for rank in ["0", "1"] {
+        let variables = [&by_hand(rank, address)[..], &[("PHALANX_TIMEOUT", "1")]].concat();
+        fails_at_once(|| Process::rank(&variables), &["PHALANX_STORE", address, "no address"])?;
     }
     Ok(())
 }

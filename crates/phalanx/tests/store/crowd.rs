@@ -19,6 +19,7 @@ fn meet(ranks: usize, encrypted: bool) {
     let rendezvous = Rendezvous {
         address: address.to_string(),
         token: token(),
+        job: String::new(),
         epoch: 0,
         host: Host::Launcher,
         encrypted,

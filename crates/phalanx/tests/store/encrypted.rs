@@ -1,7 +1,7 @@
 //! The same with encryption.
 
 use super::proxy::Proxy;
-use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
+use super::{PATIENCE, SILENCE, at, bootstrap_error, connect, eventually, for_each, server};
 use phalanx::internal::store::cipher::{Cipher, Identity};
 use phalanx::internal::store::protocol::Greeting;
 use phalanx::internal::store::{Rendezvous, Server, Settings, Store};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 fn encrypted_server() -> (Server, Rendezvous) {
-    let (server, rendezvous) = server(Settings { encrypted: true, ..Settings::default() });
+    let (server, rendezvous) = server(Settings { silence: SILENCE, encrypted: true, ..Settings::default() });
     (server, Rendezvous { encrypted: true, ..rendezvous })
 }
 
@@ -41,7 +41,7 @@ fn ranks_meet_exchange_and_notice_who_is_lost() {
 fn nobody_reads_along() {
     const SECRET: &[u8] = b"what only the ranks of the job may know";
     for encrypted in [false, true] {
-        let (_server, rendezvous) = server(Settings { encrypted, ..Settings::default() });
+        let (_server, rendezvous) = server(Settings { silence: SILENCE, encrypted, ..Settings::default() });
         let proxy = Proxy::to(&rendezvous.address);
         let rendezvous = Rendezvous { encrypted, ..at(proxy.address.to_string()) };
         let store = connect(&rendezvous, 0, 1);
@@ -54,7 +54,7 @@ fn nobody_reads_along() {
 #[test]
 fn one_that_encrypts_and_one_that_does_not_are_told_so() {
     for encrypted in [false, true] {
-        let (_server, rendezvous) = server(Settings { encrypted, ..Settings::default() });
+        let (_server, rendezvous) = server(Settings { silence: SILENCE, encrypted, ..Settings::default() });
         let other = Rendezvous { encrypted: !encrypted, ..rendezvous };
         let (error, _) = bootstrap_error(Store::connect(&other, 0, 1, PATIENCE));
         assert!(error.contains("PHALANX_STORE_TLS"), "{error}");

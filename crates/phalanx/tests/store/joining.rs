@@ -122,6 +122,7 @@ fn a_store_that_is_not_there_is_waited_for_and_then_named() {
     let rendezvous = Rendezvous {
         address: free.clone(),
         token: token(),
+        job: String::new(),
         epoch: 0,
         host: Host::Launcher,
         encrypted: false,

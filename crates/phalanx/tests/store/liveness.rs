@@ -1,7 +1,7 @@
 //! Who is lost, why, and how soon everybody knows.
 
 use super::proxy::Proxy;
-use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
+use super::{PATIENCE, SILENCE, at, bootstrap_error, connect, eventually, for_each, server};
 use phalanx::internal::store::{Host, Settings, Store};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 
 /// Ranks 0 and 1 of three, connected directly, and rank 2 over a wire.
 fn three() -> (phalanx::internal::store::Server, Vec<Store>, Store, Proxy) {
-    let (server, rendezvous) = server(Settings::default());
+    let (server, rendezvous) = server(Settings { silence: SILENCE, ..Settings::default() });
     let proxy = Proxy::to(&rendezvous.address);
     let far = connect(&at(proxy.address.to_string()), 2, 3);
     let near = (0..2).map(|rank| connect(&rendezvous, rank, 3)).collect();
@@ -115,7 +115,7 @@ fn quiet_ranks_stay_alive() {
 
 #[test]
 fn a_newcomer_hears_of_those_that_are_lost_already() {
-    let (_server, rendezvous) = server(Settings::default());
+    let (_server, rendezvous) = server(Settings { silence: SILENCE, ..Settings::default() });
     let proxy = Proxy::to(&rendezvous.address);
     let _far = connect(&at(proxy.address.to_string()), 1, 3);
     proxy.close();
@@ -125,7 +125,7 @@ fn a_newcomer_hears_of_those_that_are_lost_already() {
 
 #[test]
 fn the_end_of_a_store_without_goodbye_is_the_loss_of_its_host() {
-    let (_server, rendezvous) = server(Settings::default());
+    let (_server, rendezvous) = server(Settings { silence: SILENCE, ..Settings::default() });
     let proxy = Proxy::to(&rendezvous.address);
     let mut hosted = at(proxy.address.to_string());
     hosted.host = Host::Rank(0);
@@ -144,7 +144,7 @@ fn a_fork_neither_speaks_nor_leaves_for_its_parent() {
         fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
         fn _exit(status: i32) -> !;
     }
-    let (server, rendezvous) = server(Settings::default());
+    let (server, rendezvous) = server(Settings { silence: SILENCE, ..Settings::default() });
     let store = connect(&rendezvous, 0, 1);
     // SAFETY: the child makes calls that need no other thread, and ends without running anything else.
     let child = unsafe { fork() };

@@ -17,6 +17,9 @@ fn token() -> Token {
     Token::new("the token of these tests").unwrap()
 }
 
+/// How long a member may be silent where a test waits for its loss.
+const SILENCE: Duration = Duration::from_millis(1400);
+
 fn server(settings: Settings) -> (Server, Rendezvous) {
     let server = Server::start("127.0.0.1:0", token(), settings).unwrap();
     let rendezvous = at(server.address().to_string());
@@ -24,7 +27,14 @@ fn server(settings: Settings) -> (Server, Rendezvous) {
 }
 
 fn at(address: String) -> Rendezvous {
-    Rendezvous { address, token: token(), epoch: 0, host: Host::Launcher, encrypted: false }
+    Rendezvous {
+        address,
+        token: token(),
+        job: String::new(),
+        epoch: 0,
+        host: Host::Launcher,
+        encrypted: false,
+    }
 }
 
 fn connect(rendezvous: &Rendezvous, rank: usize, size: usize) -> Store {

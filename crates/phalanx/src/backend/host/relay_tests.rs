@@ -16,7 +16,8 @@ fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
     let token = Token::random().unwrap();
     let server = Server::start("127.0.0.1:0", token.clone(), Settings::default()).unwrap();
     let address = server.address().to_string();
-    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Launcher, encrypted: false };
+    let rendezvous =
+        Rendezvous { address, token, job: String::new(), epoch: 0, host: Host::Launcher, encrypted: false };
     let body = &|rank| {
         let store = Store::connect(&rendezvous, rank, ranks, TIMEOUT).unwrap();
         store.exchange("all", &[], TIMEOUT).unwrap();

@@ -60,7 +60,7 @@ use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use watchdog::OperationWatch;
+use watchdog::{InitStep, OperationWatch};
 
 /// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl MpiComm {
         let watch = OperationWatch::start(Some(process.abort_of(process.world())), launched.rank, timeout)?;
         let mut comm = Handle::ZERO;
         let duplicated = {
-            let _watched = watch.enter_init();
+            let _watched = watch.enter_init(InitStep::Duplicate);
             // SAFETY: MPI is initialised; the variable takes the new handle.
             check("MPI_Comm_dup", unsafe { (process.mpi.functions.comm_dup)(process.world(), &raw mut comm) })
         };
@@ -175,7 +175,7 @@ impl MpiComm {
 
     /// Gathers bytes of any length from all ranks, in rank order, while the ranks join.
     pub fn all_gather_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let _watched = self.watch.enter_init();
+        let _watched = self.watch.enter_init(InitStep::Introduce);
         self.gather_bytes(mine).map_err(|failure| self.process.error(failure, self.rank, "init", 0))
     }
 

@@ -9,7 +9,7 @@
 
 use super::cuda_support::CudaSupport;
 use super::reduction::{Plans, plans};
-use super::watchdog::{Abort, OperationWatch};
+use super::watchdog::{Abort, InitStep, OperationWatch};
 use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
 use crate::control::record::CallRecord;
@@ -223,7 +223,7 @@ fn start_mpi(mpi: &Mpi, rank: usize, timeout: Duration) -> Result<std::result::R
             check("MPI_Query_thread", unsafe { (functions.query_thread)(&raw mut level) })?;
             return Ok(level);
         }
-        let _watched = watch.enter_init();
+        let _watched = watch.enter_init(InitStep::Start);
         let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: MPI is not initialised, and `MpiProcess::start` lets one thread at a time in here.
         check("MPI_Init_thread", unsafe {
@@ -307,7 +307,7 @@ impl MpiProcess {
         }
     }
 
-    fn finalise(&self) {
+    fn finalise(&'static self) {
         if self.check_thread().is_err() {
             return self.say("does not finalise MPI: another thread than MPI's ends the process");
         }
@@ -317,15 +317,41 @@ impl MpiProcess {
         let Ok(watch) = OperationWatch::start(Some(self.abort_of(self.world())), rank, timeout) else {
             return;
         };
-        let _watched = watch.enter(&CallRecord::of(&Call::empty(Operation::Finalize)));
         let mut own_type = self.own_type;
+        let watched = watch.enter(&CallRecord::of(&Call::empty(Operation::Finalize)));
         // Together: MPICH 4.0.2 hangs in MPI_Finalize, over UCX and TCP, when a rank comes there long before
         // another. SAFETY: MPI is initialised and not finalised; no communicator of phalanx is used any more,
         // since the process exits.
         unsafe {
             (self.mpi.functions.type_free)(&raw mut own_type);
             (self.mpi.functions.barrier)(self.world());
-            (self.mpi.functions.finalize)();
         }
+        drop(watched);
+        // It does so now and then all the same, between hosts. All ranks have done their work: that ends well.
+        self.leave_if_late(timeout.min(FINALIZING));
+        // SAFETY: as above.
+        unsafe { (self.mpi.functions.finalize)() };
+        FINALIZED.store(true, Ordering::Release);
+    }
+
+    /// Ends the process with status 0 if it is not out of `MPI_Finalize` in time.
+    fn leave_if_late(&'static self, limit: Duration) {
+        let leave = move || {
+            std::thread::sleep(limit);
+            if !FINALIZED.load(Ordering::Acquire) {
+                self.say(&format!(
+                    "ends without MPI_Finalize, which has not returned for {limit:.0?}; all ranks have done their work"
+                ));
+                crate::os::leave(0);
+            }
+        };
+        // Without the thread, the launcher's own limit ends it.
+        let _ = std::thread::Builder::new().name("phalanx-finalize".into()).spawn(leave);
     }
 }
+
+/// Time for `MPI_Finalize`, once all ranks have come to it: longer than MPI takes to close thousands of connections.
+const FINALIZING: Duration = Duration::from_secs(10);
+
+/// Whether `MPI_Finalize` has returned.
+static FINALIZED: AtomicBool = AtomicBool::new(false);

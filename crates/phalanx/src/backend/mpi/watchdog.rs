@@ -50,6 +50,46 @@ pub(crate) struct OperationWatch {
     progress: AtomicU64,
     sequence: AtomicU64,
     record: [AtomicU64; 3],
+    /// An [`InitStep`], while there is no record.
+    step: AtomicU64,
+}
+
+/// The exchanges in which ranks join.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InitStep {
+    /// MPI's own start.
+    Start,
+    /// The first collective: MPI connects the ranks.
+    Duplicate,
+    /// The ranks' settings and hosts.
+    Introduce,
+}
+
+impl InitStep {
+    const ALL: [InitStep; 3] = [InitStep::Start, InitStep::Duplicate, InitStep::Introduce];
+
+    fn describe(self) -> &'static str {
+        match self {
+            InitStep::Start => "init: MPI_Init_thread",
+            InitStep::Duplicate => "init: MPI_Comm_dup, the first exchange over MPI",
+            InitStep::Introduce => "init: the exchange of hosts and settings over MPI",
+        }
+    }
+}
+
+/// What keeps ranks from a first exchange that all have come to, with this host's interfaces.
+fn first_exchange_hint() -> String {
+    let interfaces = crate::os::interfaces();
+    let found = match interfaces.is_empty() {
+        true => String::new(),
+        false => format!(" This host has {}.", interfaces.join(", ")),
+    };
+    format!(
+        ". If all ranks have come, MPI may talk over an interface that the hosts do not share.{found} Name the right one: for \
+         Open MPI with OMPI_MCA_btl_tcp_if_include and OMPI_MCA_oob_tcp_if_include, for MPICH with HYDRA_IFACE and FI_TCP_IFACE \
+         or UCX_NET_DEVICES, for Intel MPI with I_MPI_HYDRA_IFACE and FI_TCP_IFACE. On cores that are busy, let waiting ranks \
+         yield: OMPI_MCA_mpi_yield_when_idle=1, I_MPI_THREAD_YIELD=3"
+    )
 }
 
 /// Marks the communicator as inside an operation, until it is dropped.
@@ -93,6 +133,7 @@ impl OperationWatch {
             progress: AtomicU64::new(0),
             sequence: AtomicU64::new(0),
             record: Default::default(),
+            step: AtomicU64::new(0),
         });
         lock(&WATCHED).push(WatchEntry {
             watch: Arc::downgrade(&watch),
@@ -103,8 +144,9 @@ impl OperationWatch {
         Ok(watch)
     }
 
-    /// The ranks begin to join. The only operation without a record.
-    pub fn enter_init(&self) -> WatchedOperation<'_> {
+    /// A step in which the ranks join. It has no record.
+    pub fn enter_init(&self, step: InitStep) -> WatchedOperation<'_> {
+        self.step.store(step as u64, Ordering::Relaxed);
         self.enter_with([0; 3])
     }
 
@@ -206,7 +248,16 @@ impl OperationWatch {
 
     fn record(&self) -> String {
         let words = std::array::from_fn(|i| self.record[i].load(Ordering::Relaxed));
-        CallRecord::from_words(words).map_or_else(|| "init".to_owned(), |record| record.to_string())
+        CallRecord::from_words(words).map_or_else(|| self.step().describe().to_owned(), |it| it.to_string())
+    }
+
+    fn step(&self) -> InitStep {
+        InitStep::ALL[self.step.load(Ordering::Relaxed) as usize]
+    }
+
+    /// Whether the ranks have not exchanged anything yet.
+    fn is_joining(&self) -> bool {
+        self.record.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -221,7 +272,8 @@ impl WatchEntry {
             (self.progress, self.since) = (progress, now);
         } else if now - self.since >= timeout {
             let sequence = watch.sequence.load(Ordering::Relaxed);
-            watch.give_up(watch.record(), sequence, now - self.since, "");
+            let hint = if watch.is_joining() { first_exchange_hint() } else { String::new() };
+            watch.give_up(watch.record(), sequence, now - self.since, &hint);
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }
@@ -257,4 +309,21 @@ fn watch() {
 
 fn nanoseconds(timeout: Duration) -> u64 {
     timeout.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_exchange_is_named_with_interfaces_and_variables() {
+        let watch = OperationWatch::start(None, 0, Duration::from_secs(3600)).unwrap();
+        drop(watch.enter_init(InitStep::Duplicate));
+        assert!(watch.is_joining() && watch.record().contains("MPI_Comm_dup"), "{}", watch.record());
+        let hint = first_exchange_hint();
+        for part in ["OMPI_MCA_btl_tcp_if_include", "FI_TCP_IFACE", "OMPI_MCA_mpi_yield_when_idle=1"] {
+            assert!(hint.contains(part), "{hint}");
+        }
+        assert!(!cfg!(target_os = "linux") || hint.contains("lo (127.0.0.1"), "{hint}");
+    }
 }

@@ -10,8 +10,7 @@ use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
 use std::time::Duration;
 
-/// How long to look for the lost peer after the library reports a broken connection. Without any other sign,
-/// missing heartbeats show it after 1.4 s (`PHALANX_HEARTBEAT_TIMEOUT`).
+/// How long to look for the lost peer after the library reports a broken connection. A process that ends is found at once.
 const BLAME: Duration = Duration::from_millis(2000);
 
 /// The function that reports asynchronous errors.

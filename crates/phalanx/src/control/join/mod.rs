@@ -185,7 +185,15 @@ mod tests {
     use super::*;
 
     fn place_of(rank: usize, job: String) -> Place {
-        Place { rank, world_size: 2, meeting: job.clone(), job, launcher: "a test", one_host: true }
+        Place {
+            rank,
+            world_size: 2,
+            meeting: job.clone(),
+            known_as: job.clone(),
+            job,
+            launcher: "a test",
+            one_host: true,
+        }
     }
 
     /// A rank 0 that is stopped accepts nobody.

@@ -8,6 +8,7 @@ use crate::control::world::World;
 use crate::os::{CpuSet, Listener, LocalConnection, Process, SharedFile, usable_cpus, user_id};
 use crate::rendezvous::environment::cores_from_environment;
 use crate::types::error::{BootstrapError, Error, Result};
+use crate::watch::{Reminder, say_missing};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,9 +62,13 @@ pub(super) fn accept_ranks(
         }
     };
     let mut arrivals: Vec<Option<JoiningRank>> = (1..parameters.world_size).map(|_| None).collect();
+    let mut reminder = Reminder::start(Instant::now());
     let outcome = loop {
         if arrivals.iter().all(Option::is_some) {
             break Ok(());
+        }
+        if let Some(waited) = reminder.due(Instant::now()) {
+            say_missing("rank", &missing(&arrivals), waited);
         }
         if let Some(rank) = first_ended(&arrivals) {
             break Err(BootstrapError {
@@ -135,9 +140,12 @@ fn first_ended(arrivals: &[Option<JoiningRank>]) -> Option<usize> {
     arrivals.iter().position(ended).map(|index| index + 1)
 }
 
+fn missing(arrivals: &[Option<JoiningRank>]) -> Vec<usize> {
+    arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none()).map(|(i, _)| i + 1).collect()
+}
+
 fn missing_ranks(arrivals: &[Option<JoiningRank>], timeout: Duration) -> Error {
-    let missing: Vec<usize> =
-        arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none()).map(|(i, _)| i + 1).collect();
+    let missing = missing(arrivals);
     BootstrapError {
         problem: format!("after {timeout:.1?} these ranks have not come: {missing:?}"),
         remedy:

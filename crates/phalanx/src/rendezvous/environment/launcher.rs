@@ -37,6 +37,8 @@ pub(crate) struct Place {
     pub world_size: usize,
     /// Identifies the job: equal on all its ranks, different for every other job.
     pub job: String,
+    /// The job's name as all its hosts know it; empty if the launcher gives it none.
+    pub known_as: String,
     /// Where the ranks of one host meet: a text derived from the job and, if it has one, its token. A secret like the token.
     pub meeting: String,
     /// Whether all ranks are on this host: see [`Launcher::is_one_host`].
@@ -65,6 +67,8 @@ pub(super) struct Rule {
     job: &'static [&'static str],
     /// Optional variables that identify the job further.
     job_more: &'static [&'static str],
+    /// Variables with which the job has one name on all its hosts.
+    everywhere: &'static [&'static str],
 }
 
 /// Id of the rule for [`Environment::placed`].
@@ -92,6 +96,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: false,
         job: &[place::JOB],
         job_more: &[],
+        everywhere: &[place::JOB],
     },
     Rule {
         name: "phalanx launch",
@@ -106,6 +111,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: false,
         job: &["PHALANX_JOB"],
         job_more: &[],
+        everywhere: &["PHALANX_JOB"],
     },
     Rule {
         name: "torchrun",
@@ -122,6 +128,7 @@ pub(super) static RULES: [Rule; 9] = [
         // The port belongs to torchrun's own store. Here it only identifies the job.
         job: &["MASTER_ADDR", "MASTER_PORT"],
         job_more: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+        everywhere: &["TORCHELASTIC_RUN_ID"],
     },
     Rule {
         name: "Open MPI",
@@ -146,6 +153,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: true,
         job: &["PMIX_NAMESPACE"],
         job_more: &["PMIX_SERVER_URI2"],
+        everywhere: &["PMIX_NAMESPACE"],
     },
     Rule {
         name: "Cray PALS",
@@ -160,6 +168,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: true,
         job: &["PALS_APID"],
         job_more: &[],
+        everywhere: &["PALS_APID"],
     },
     Rule {
         name: "Intel MPI",
@@ -174,6 +183,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: true,
         job: &["I_MPI_HYDRA_UUID"],
         job_more: &[],
+        everywhere: &["I_MPI_HYDRA_UUID"],
     },
     Rule {
         // MPICH's Hydra, Slurm with --mpi=pmi2, and others.
@@ -189,6 +199,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: true,
         job: &[],
         job_more: &[],
+        everywhere: &[],
     },
     Rule {
         name: "PMIx",
@@ -203,6 +214,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: true,
         job: &["PMIX_NAMESPACE"],
         job_more: &["PMIX_SERVER_URI2"],
+        everywhere: &["PMIX_NAMESPACE"],
     },
     Rule {
         name: "Slurm",
@@ -218,6 +230,7 @@ pub(super) static RULES: [Rule; 9] = [
         mpi: false,
         job: &["SLURM_JOB_ID"],
         job_more: &["SLURM_STEP_ID"],
+        everywhere: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
 ];
 
@@ -393,7 +406,9 @@ impl Launcher {
         let has_token = self.rule.id != PROGRAM || environment.get(place::LOCAL_WORLD_SIZE).is_some();
         let token = if has_token && world_size > 1 { environment.token_if_set()? } else { None };
         let meeting = token.map_or_else(|| job.clone(), |token| token.derive(&job));
-        Ok(Place { launcher: self.name, rank: self.rank, world_size, job, meeting, one_host })
+        let known_as = self.rule.everywhere.iter().filter_map(|name| environment.get(name));
+        let known_as = known_as.collect::<Vec<_>>().join(".");
+        Ok(Place { launcher: self.name, rank: self.rank, world_size, job, known_as, meeting, one_host })
     }
 
     /// The text that identifies the job.

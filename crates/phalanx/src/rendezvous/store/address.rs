@@ -1,8 +1,15 @@
 //! Addresses of stores: reading them, listening at them, and telling which can never work.
 
 use crate::types::error::Error;
+use crate::watch::Reminder;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long a port may be taken: an earlier job's store may still be closing.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts to listen.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What to do about an address that cannot work.
 pub(super) const REMEDY: &str = "give the store an address of the host that has it, as the others reach it, with a free port (host:port, in \
@@ -80,6 +87,34 @@ impl Listeners {
     /// Listens on all addresses that a name has on this host. Port 0 takes a free port.
     pub fn bind(address: &str) -> Result<Listeners, AddressError> {
         Listeners::bind_all(&resolve(address)?)
+    }
+
+    /// Listens as soon as the name has an address on this host and the port is free, before the deadline. A port may be taken for
+    /// [`PORT_PATIENCE`]; a name server may get to know a host only after it has started.
+    pub fn bind_by(address: &str, deadline: Instant) -> Result<Listeners, AddressError> {
+        let started = Instant::now();
+        let mut reminder = Reminder::start(started);
+        loop {
+            let error = match Listeners::bind(address) {
+                Ok(listeners) => return Ok(listeners),
+                Err(error) => error,
+            };
+            let now = Instant::now();
+            let may_change = match &error {
+                AddressError::Hopeless(_) => false,
+                AddressError::Unresolved(_) => true,
+                AddressError::Taken => now < started + PORT_PATIENCE,
+            };
+            if !may_change || now >= deadline {
+                return Err(error);
+            }
+            if let (AddressError::Unresolved(e), Some(waited)) = (&error, reminder.due(now)) {
+                crate::os::log::say(format_args!(
+                    "for {waited:.0?} the store's name in {address:?} has had no address ({e}); it is looked up again"
+                ));
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     fn bind_all(addresses: &[SocketAddr]) -> Result<Listeners, AddressError> {

@@ -56,6 +56,8 @@ pub struct Rendezvous {
     pub address: String,
     /// The job's token.
     pub token: Token,
+    /// The job's name, for jobs that have the same token; may be empty. The same on all hosts.
+    pub job: String,
     /// Number of restarts of the job.
     pub epoch: u32,
     /// The process that hosts it.

@@ -20,7 +20,12 @@ pub(super) fn join_mpi(
 ) -> Result<NewComm> {
     let place = launcher.and_then(|launcher| launcher.place(environment).ok());
     let name = place.map_or_else(|| "MPI_COMM_WORLD".to_owned(), |place| place.job);
-    Ok(NewComm::new(Arc::new(mpi_world(launcher, settings)?), name))
+    let world = mpi_world(launcher, settings)?;
+    let host = crate::os::host_name();
+    let all = world.all_gather_bytes(&[&[u8::from(settings.check)], host.as_bytes()].concat())?;
+    let host_of = |rank: usize| String::from_utf8_lossy(&all[rank][1..]).into_owned();
+    agreement::check_settings(all.iter().map(|rank| rank[0] == 1), host_of)?;
+    Ok(NewComm::new(Arc::new(world), name))
 }
 
 fn mpi_world(launcher: Option<&Launcher>, settings: &Settings) -> Result<MpiComm> {

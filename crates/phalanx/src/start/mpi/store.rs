@@ -34,7 +34,8 @@ pub(super) fn open_store_over_mpi(
     let token = Token::new(&String::from_utf8_lossy(&all[0][1..]))
         .ok_or_else(|| Error::bootstrap("rank 0 could not begin the job's store", "see its own output"))?;
     let address = "rank 0 (over MPI)".to_owned();
-    let rendezvous = Rendezvous { address, token, epoch: 0, host: Host::Rank(0), encrypted };
+    let rendezvous =
+        Rendezvous { address, token, job: String::new(), epoch: 0, host: Host::Rank(0), encrypted };
     let (own, server, remote_ends) = match hosted {
         Some(ends) => (ends.own, Some(ends.server), ends.remote_ends),
         None => {

@@ -4,11 +4,15 @@ use super::Member;
 use crate::os::{ThreadMark, Wire, is_unreachable};
 use crate::rendezvous::store::address::{AddressError, check, resolve};
 use crate::rendezvous::store::cipher::{Binding, Cipher};
-use crate::rendezvous::store::protocol::{Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION};
+use crate::rendezvous::store::protocol::{
+    Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION, shortened,
+};
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::{Rendezvous, session};
 use crate::types::error::{Error, Result};
+use crate::watch::Reminder;
 use crate::watch::deadline::after;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -19,8 +23,6 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(20);
 /// How long to wait between attempts, at most.
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long a name that has no address is looked up again: a busy resolver may fail to answer.
-const LOOKUP: Duration = Duration::from_secs(1);
 /// Attempts that end with a closed connection before joining fails for good.
 const CLOSURES: u32 = 3;
 
@@ -39,9 +41,9 @@ pub struct Session {
 
 /// Why an attempt failed.
 enum AttemptError {
-    /// Nothing answers yet.
-    Absent(io::Error),
-    /// The name has no address.
+    /// Nothing answers yet: why.
+    Absent(String),
+    /// The name has no address: a name server may get to know the store's host only after that has started.
     Unresolved(io::Error),
     /// The connection was closed before the welcome.
     Closed(io::Error),
@@ -63,20 +65,15 @@ fn join_in_attempts(
     let started = Instant::now();
     let mut closures = 0;
     let mut pause = Duration::from_millis(10);
+    let mut reminder = Reminder::start(started);
     loop {
-        let (problem, remedy) = match attempt(rendezvous, member, deadline, longest) {
+        let error = match attempt(rendezvous, member, deadline, longest) {
             Ok(session) => return Ok(session),
             Err(AttemptError::Final(error)) => return Err(error),
-            Err(AttemptError::Unresolved(e)) if started.elapsed() >= LOOKUP || Instant::now() >= deadline => {
-                return Err(AddressError::Unresolved(e).into_error(&rendezvous.address));
-            }
-            Err(AttemptError::Unresolved(_)) => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
+            Err(AttemptError::Unresolved(e)) => AddressError::Unresolved(e).into_error(&rendezvous.address),
             Err(AttemptError::Closed(e)) => {
                 closures += 1;
-                (
+                Error::bootstrap(
                     format!(
                         "the store at {} ends the connection without a welcome ({e})",
                         rendezvous.address
@@ -85,19 +82,24 @@ fn join_in_attempts(
                      (or token file) and PHALANX_STORE",
                 )
             }
-            Err(AttemptError::Absent(e)) => (
+            Err(AttemptError::Absent(why)) => Error::bootstrap(
                 format!(
-                    "after {:.1?} the store at {} cannot be reached ({e})",
+                    "after {:.1?} the store at {} cannot be reached ({why})",
                     started.elapsed(),
                     rendezvous.address
                 ),
                 "see that the launcher or the rank that hosts it runs, and that no firewall is in between",
             ),
         };
-        if closures >= CLOSURES || Instant::now() >= deadline {
-            return Err(Error::bootstrap(problem, remedy));
+        let now = Instant::now();
+        if closures >= CLOSURES || now >= deadline {
+            return Err(error);
         }
-        std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+        if reminder.due(now).is_some() {
+            let address = &rendezvous.address;
+            crate::os::log::say(format_args!("waiting for the store at {address}: {error}"));
+        }
+        std::thread::sleep(pause.min(deadline.saturating_duration_since(now)));
         pause = (pause * 2).min(PAUSE);
         longest = longest.saturating_mul(2).min(LONGEST);
     }
@@ -123,11 +125,16 @@ pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: D
     let deadline = after(Instant::now(), timeout_left);
     greet(wire, rendezvous, member, timeout_left, deadline).map_err(|failed| match failed {
         AttemptError::Final(error) => error,
-        AttemptError::Absent(e) | AttemptError::Unresolved(e) | AttemptError::Closed(e) => Error::bootstrap(
-            format!("the store at {} does not answer ({e})", rendezvous.address),
-            "see what became of that rank: its own output",
-        ),
+        AttemptError::Absent(why) => no_answer(&rendezvous.address, &why),
+        AttemptError::Unresolved(e) | AttemptError::Closed(e) => no_answer(&rendezvous.address, &e),
     })
+}
+
+fn no_answer(address: &str, why: &dyn Display) -> Error {
+    Error::bootstrap(
+        format!("the store at {address} does not answer ({why})"),
+        "see what became of that rank: its own output",
+    )
 }
 
 /// Joins over a connection. The store has `first_answer` for its greeting; after that it is known to run, and has up to the
@@ -153,7 +160,7 @@ fn greet(
             // The kernel accepts connections to a store that is bound and does not run yet: that of a
             // `UniqueId`.
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                AttemptError::Absent(io::Error::new(ErrorKind::TimedOut, "it is connected, and says nothing"))
+                AttemptError::Absent("it is connected, and says nothing".to_owned())
             }
             _ => AttemptError::Closed(e),
         }
@@ -192,7 +199,8 @@ fn greet(
     let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(AttemptError::Closed)?;
     let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
     let Member { role, rank, size } = member;
-    let join = Request::Join { role, rank, size, epoch: rendezvous.epoch };
+    let job = shortened(&rendezvous.job).to_owned();
+    let join = Request::Join { role, rank, size, epoch: rendezvous.epoch, job };
     let mut wire = Vec::new();
     let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
     sealed.and_then(|()| (&stream).write_all(&wire)).map_err(AttemptError::Closed)?;
@@ -218,26 +226,26 @@ fn open(address: &str, timeout_left: impl Fn() -> Duration) -> std::result::Resu
         AddressError::Unresolved(e) => AttemptError::Unresolved(e),
         error => final_error(error),
     })?;
-    let (mut absent, mut hopeless) = (None, Vec::new());
+    let (mut may_come, mut tried) = (false, Vec::new());
     for address in addresses {
-        match TcpStream::connect_timeout(&address, timeout_left()) {
+        let error = match TcpStream::connect_timeout(&address, timeout_left()) {
             // While nobody listens on a port, the kernel may give that very port to the client, which then
             // is connected to itself and keeps the store from binding it.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
-                absent = Some(ErrorKind::ConnectionRefused.into());
+                ErrorKind::ConnectionRefused.into()
             }
-            Ok(stream) => return Wire::tcp(stream).map_err(AttemptError::Absent),
-            Err(e)
-                if is_unreachable(&e) || (e.kind() == ErrorKind::AddrNotAvailable && address.is_ipv6()) =>
-            {
-                hopeless.push(format!("{} cannot be reached from this host ({e})", address.ip()));
-            }
-            Err(e) => absent = Some(e),
-        }
+            Ok(stream) => return Wire::tcp(stream).map_err(|e| AttemptError::Absent(e.to_string())),
+            Err(e) => e,
+        };
+        let is_hopeless =
+            is_unreachable(&error) || (error.kind() == ErrorKind::AddrNotAvailable && address.is_ipv6());
+        may_come |= !is_hopeless;
+        tried.push(format!("{address}: {error}"));
     }
-    Err(match absent {
-        Some(e) => AttemptError::Absent(e),
-        None => final_error(AddressError::Hopeless(hopeless.join(", "))),
+    let tried = tried.join(", ");
+    Err(match may_come {
+        true => AttemptError::Absent(tried),
+        false => final_error(AddressError::Hopeless(format!("this host cannot reach it ({tried})"))),
     })
 }
 
@@ -312,6 +320,7 @@ mod tests {
         let rendezvous = Rendezvous {
             address: listener.address().unwrap().to_string(),
             token: Token::random().unwrap(),
+            job: String::new(),
             epoch: 0,
             host: Host::Rank(0),
             encrypted: false,

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Bound on sending the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
 
+/// How much longer than the store itself a request is waited for.
+const ANSWER: Duration = Duration::from_millis(1400);
+
 /// How many times the silence a store of this host may take that has work and no core.
 const MOST_EXCUSED: u32 = 30;
 
@@ -193,7 +196,7 @@ impl Link {
             id
         };
         self.send(&request(id));
-        let answer_timeout = timeout.saturating_add(self.silence);
+        let answer_timeout = timeout.saturating_add(ANSWER);
         let mut state = lock(&self.state);
         loop {
             if let Some(Some(_)) = state.answers.get(&id) {

@@ -3,7 +3,7 @@
 //! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go
 //! out.
 
-use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role};
+use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role, shortened};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub struct Namespace {
     role: Role,
     /// Number of members: given at the start, or by the first to join.
     size: Option<u32>,
+    /// The job's name: given at the start, or by the first to join.
+    job: Option<String>,
     members: BTreeMap<u32, MemberStatus>,
     /// A contradiction between two members, found before all had joined. All requests are refused from then
     /// on.
@@ -78,10 +80,11 @@ impl ExchangeFailure {
 }
 
 impl Namespace {
-    pub fn new(role: Role, size: Option<u32>) -> Namespace {
+    pub fn new(role: Role, size: Option<u32>, job: Option<String>) -> Namespace {
         Namespace {
             role,
             size,
+            job: job.map(|job| shortened(&job).to_owned()),
             members: BTreeMap::new(),
             conflict: None,
             values: HashMap::new(),
@@ -96,12 +99,24 @@ impl Namespace {
         self.size
     }
 
+    /// Returns why a client is none of this job's, if its job has another name.
+    pub fn check_job(&self, rank: u32, job: &str) -> Result<(), String> {
+        match &self.job {
+            Some(own) if own != job => Err(format!(
+                "{} {rank} belongs to the job {job:?}, and this is the store of {own:?}",
+                self.role.name()
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Admits a member, or returns why not. If the namespace can then never be complete, `out` tells those who
     /// are there, whether they have asked for something or not.
-    pub fn join(&mut self, rank: u32, size: u32, out: &mut Outbox) -> Result<(), String> {
+    pub fn join(&mut self, rank: u32, size: u32, job: &str, out: &mut Outbox) -> Result<(), String> {
         let problem = self.problem_with(rank, size);
         let Some(problem) = problem else {
             self.size.get_or_insert(size);
+            self.job.get_or_insert_with(|| job.to_owned());
             self.members.insert(rank, MemberStatus::Here);
             return Ok(());
         };
@@ -143,6 +158,16 @@ impl Namespace {
 
     fn is_complete(&self) -> bool {
         self.size.is_some_and(|size| self.members.len() == size as usize)
+    }
+
+    /// Whether some members have come and others have not.
+    pub fn is_incomplete(&self) -> bool {
+        !self.members.is_empty() && !self.is_complete()
+    }
+
+    /// The members that have not come.
+    pub fn missing(&self) -> Vec<u32> {
+        (0..self.size.unwrap_or(0)).filter(|rank| !self.members.contains_key(rank)).collect()
     }
 
     /// The members that are connected.

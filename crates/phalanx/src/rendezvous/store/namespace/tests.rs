@@ -7,9 +7,9 @@ struct Bench {
 
 impl Bench {
     fn of(size: u32) -> Bench {
-        let mut namespace = Namespace::new(Role::Rank, Some(size));
+        let mut namespace = Namespace::new(Role::Rank, Some(size), None);
         for rank in 0..size {
-            namespace.join(rank, size, &mut Vec::new()).unwrap();
+            namespace.join(rank, size, "", &mut Vec::new()).unwrap();
         }
         Bench { namespace, now: Instant::now() }
     }
@@ -147,19 +147,19 @@ fn memory_is_bounded() {
 
 #[test]
 fn those_who_cannot_be_right_are_refused_and_nobody_waits_for_them() {
-    let mut namespace = Namespace::new(Role::Rank, None);
+    let mut namespace = Namespace::new(Role::Rank, None, None);
     let mut out = Vec::new();
-    namespace.join(0, 3, &mut out).unwrap();
+    namespace.join(0, 3, "", &mut out).unwrap();
     let now = Instant::now();
     namespace.handle(0, Request::Exchange { id: 5, key: "k".into(), value: vec![], wait: 9 }, now, &mut out);
     assert_eq!(out, []);
-    let reason = namespace.join(1, 4, &mut out).unwrap_err();
+    let reason = namespace.join(1, 4, "", &mut out).unwrap_err();
     assert!(reason.contains("4 ranks") && reason.contains("expects 3"), "{reason}");
     assert_eq!(out, [(0, Reply::Refused { id: 0, reason })]);
 
     let mut bench = Bench::of(2);
     for (rank, size, says) in [(1, 2, "two processes claim to be rank 1"), (2, 2, "no rank 2")] {
-        let reason = bench.namespace.join(rank, size, &mut out).unwrap_err();
+        let reason = bench.namespace.join(rank, size, "", &mut out).unwrap_err();
         assert!(reason.contains(says), "{reason}");
     }
     // Those who were complete go on.

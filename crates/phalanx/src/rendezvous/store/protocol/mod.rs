@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// How many heartbeats a side sends in the time of silence after which it counts as lost.
 pub const HEARTBEATS: u32 = 4;
@@ -26,8 +26,16 @@ pub const MAX_EXCHANGE: usize = 8 << 20;
 pub const MAX_REQUEST: usize = MAX_VALUE + MAX_KEY + 64;
 /// The longest reply.
 pub const MAX_REPLY: usize = MAX_EXCHANGE + (64 << 10);
+/// The longest name of a job that a client sends, in bytes; of a longer one it sends the start.
+pub const MAX_JOB: usize = 128;
 /// The longest first request, from a client that has proved nothing yet.
-pub const MAX_JOIN: usize = 64;
+pub const MAX_JOIN: usize = 64 + MAX_JOB;
+
+/// The part of a job's name that is sent.
+pub fn shortened(job: &str) -> &str {
+    let fits = |end: &usize| job.is_char_boundary(*end);
+    &job[..(0..=job.len().min(MAX_JOB)).rev().find(fits).unwrap_or(0)]
+}
 
 /// Bytes that are no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -129,6 +137,8 @@ pub enum Request {
         size: u32,
         /// How often the job was restarted.
         epoch: u32,
+        /// The job's name, the same for all its members; empty if it has none.
+        job: String,
     },
     /// Stores a value under a key. The reply has the value that is stored afterwards.
     Set {

@@ -6,8 +6,8 @@ fn request() -> impl Strategy<Value = Request> {
     let key = || "[a-z/]{0,100}";
     let role = prop_oneof![Just(Role::Rank), Just(Role::Node)];
     prop_oneof![
-        (role, any::<u32>(), any::<u32>(), any::<u32>())
-            .prop_map(|(role, rank, size, epoch)| Request::Join { role, rank, size, epoch }),
+        (role, any::<u32>(), any::<u32>(), any::<u32>(), key())
+            .prop_map(|(role, rank, size, epoch, job)| Request::Join { role, rank, size, epoch, job }),
         (any::<u64>(), key(), bytes(), any::<bool>()).prop_map(|(id, key, value, keep)| Request::Set {
             id,
             key,
@@ -118,6 +118,7 @@ fn limits_hold() {
     assert_eq!(set(MAX_KEY + 1, 0), Err(Malformed("the key is too long")));
     assert_eq!(set(0, MAX_VALUE + 1), Err(Malformed("the value is too long")));
     assert_eq!(set(0, MAX_REQUEST), Err(Malformed("it is too long")));
-    let join = Request::Join { role: Role::Rank, rank: u32::MAX, size: u32::MAX, epoch: u32::MAX };
+    let job = "j".repeat(MAX_JOB);
+    let join = Request::Join { role: Role::Rank, rank: u32::MAX, size: u32::MAX, epoch: u32::MAX, job };
     assert!(join.encode().len() <= MAX_JOIN);
 }

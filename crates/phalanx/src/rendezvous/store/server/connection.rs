@@ -35,6 +35,8 @@ pub struct ServerConnection {
     last_received: Instant,
     last_sent: Instant,
     end: Option<End>,
+    /// Why it was cut off, or refused.
+    fault: Option<String>,
 }
 
 enum Phase {
@@ -57,6 +59,7 @@ pub enum Step {
         rank: u32,
         size: u32,
         epoch: u32,
+        job: String,
     },
     Ask {
         role: Role,
@@ -85,6 +88,7 @@ impl ServerConnection {
             last_received: now,
             last_sent: now,
             end: None,
+            fault: None,
         })
     }
 
@@ -116,6 +120,17 @@ impl ServerConnection {
         self.end.get_or_insert(end);
     }
 
+    /// Marks it as ended by its own fault.
+    pub fn cut_off(&mut self, why: impl Into<String>) {
+        self.fault.get_or_insert(why.into());
+        self.break_off(End::Broken);
+    }
+
+    /// Why it was cut off; `None` if its end has other reasons.
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+
     /// Reads from the socket.
     pub fn receive(&mut self) {
         let mut bytes = [0; 16 << 10];
@@ -130,8 +145,7 @@ impl ServerConnection {
 
     fn take_in(&mut self, bytes: &[u8]) {
         if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output) {
-            crate::os::log::warn!("{} is cut off by the store: {e}", self.peer);
-            self.break_off(End::Broken);
+            self.cut_off(e.to_string());
         }
     }
 
@@ -143,8 +157,7 @@ impl ServerConnection {
                 Ok(Some(step)) => return step,
                 Ok(None) => return Step::Nothing,
                 Err(Malformed(why)) => {
-                    crate::os::log::warn!("{} is cut off by the store: {why}", self.peer);
-                    self.break_off(End::Broken);
+                    self.cut_off(why);
                     self.input.clear();
                     return Step::Nothing;
                 }
@@ -196,10 +209,12 @@ impl ServerConnection {
                 Ok(Some(Step::Nothing))
             }
             Phase::Keyed { from, .. } => {
-                let Some(opened) = from.open(&self.input, MAX_JOIN)? else {
+                let opened = from.open(&self.input, MAX_JOIN);
+                let opened = opened.map_err(|_| Malformed("it has another token, or knows none"))?;
+                let Some(opened) = opened else {
                     return Ok(None);
                 };
-                let Request::Join { role, rank, size, epoch } = Request::decode(opened.message)? else {
+                let Request::Join { role, rank, size, epoch, job } = Request::decode(opened.message)? else {
                     return Err(Malformed("it does not say who it is"));
                 };
                 let taken = opened.taken;
@@ -209,7 +224,7 @@ impl ServerConnection {
                     unreachable!("the phase was matched above");
                 };
                 self.phase = Phase::Proved { from, to, member: None };
-                Ok(Some(Step::Join { role, rank, size, epoch }))
+                Ok(Some(Step::Join { role, rank, size, epoch, job }))
             }
             Phase::Proved { from, member: Some((role, rank)), .. } if self.end.is_none() => {
                 let Some(opened) = from.open(&self.input, MAX_REQUEST)? else {

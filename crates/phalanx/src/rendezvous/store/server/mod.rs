@@ -13,10 +13,13 @@ use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Role};
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
+use crate::watch::deadline::after;
+use crate::watch::{Reminder, say_missing};
 use connection::{ServerConnection, Step};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::result::Result as StdResult;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -29,6 +32,10 @@ pub struct Settings {
     pub ranks: Option<u32>,
     /// Number of nodes. `None`: the first node to join sets it.
     pub nodes: Option<u32>,
+    /// The job's name, as its ranks send it. `None`: the first rank to join sets it.
+    pub ranks_job: Option<String>,
+    /// The job's name, as its launchers send it. `None`: the first node to join sets it.
+    pub nodes_job: Option<String>,
     /// Number of restarts of the job. Ranks of another epoch are refused.
     pub epoch: u32,
     /// A member that sends nothing for this long counts as lost.
@@ -39,8 +46,9 @@ pub struct Settings {
     pub encrypted: bool,
 }
 
-/// Default of [`Settings::silence`]: with it, detecting and reporting a loss takes less than two seconds.
-pub const SILENCE: Duration = Duration::from_millis(1400);
+/// Default of [`Settings::silence`]. A switch that fails over, a spanning tree or a virtual machine that moves to another host may cut a
+/// network for 5 s, and the next retransmission of TCP may take as long again.
+pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// [`Settings::silence`] from the value of `PHALANX_HEARTBEAT_TIMEOUT`, if it is set.
 pub fn silence_from(value: Option<&str>) -> Result<Duration> {
@@ -58,7 +66,16 @@ pub fn silence_from(value: Option<&str>) -> Result<Duration> {
 impl Default for Settings {
     fn default() -> Settings {
         let auth_timeout = Duration::from_secs(5);
-        Settings { ranks: None, nodes: None, epoch: 0, silence: SILENCE, auth_timeout, encrypted: false }
+        Settings {
+            ranks: None,
+            nodes: None,
+            ranks_job: None,
+            nodes_job: None,
+            epoch: 0,
+            silence: SILENCE,
+            auth_timeout,
+            encrypted: false,
+        }
     }
 }
 
@@ -73,6 +90,8 @@ const MAX_UNAUTHENTICATED: usize = 1024;
 const MAX_ACCEPTED: usize = 32;
 /// Part of the silence that a round may take for requests: the members hear from the store in between.
 const ROUNDS_OF_SILENCE: u32 = 16;
+/// Most connections of which it says that it has turned them away: strangers must not fill the log.
+const MAX_TURNED_AWAY: usize = 16;
 /// Bound on sending the last replies at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
@@ -98,6 +117,18 @@ impl Server {
     /// [`Error::Bootstrap`] if the address is taken, is none of this host's, or can never work.
     pub fn start(address: &str, token: Token, settings: Settings) -> Result<Server> {
         let listeners = Listeners::bind(address).map_err(|e| e.into_error(address))?;
+        Server::on(listeners, token, settings)
+    }
+
+    /// Listens for members on other hosts. As [`start`](Server::start), but waits up to `timeout` for the name to get an address,
+    /// and some seconds for an earlier job's store to close.
+    ///
+    /// # Errors
+    /// Those of `start`, and a name that is a loopback address here.
+    pub fn for_hosts(address: &str, token: Token, settings: Settings, timeout: Duration) -> Result<Server> {
+        let deadline = after(Instant::now(), timeout);
+        let listeners = Listeners::bind_by(address, deadline).map_err(|e| e.into_error(address))?;
+        check_reachable(address)?;
         Server::on(listeners, token, settings)
     }
 
@@ -130,8 +161,10 @@ impl Server {
             commands: received,
             token,
             identity,
-            ranks: Namespace::new(Role::Rank, settings.ranks),
-            nodes: Namespace::new(Role::Node, settings.nodes),
+            ranks: Namespace::new(Role::Rank, settings.ranks, settings.ranks_job.clone()),
+            nodes: Namespace::new(Role::Node, settings.nodes, settings.nodes_job.clone()),
+            reminders: HashMap::new(),
+            turned_away: HashSet::new(),
             settings,
             connections: BTreeMap::new(),
             members: HashMap::new(),
@@ -188,7 +221,7 @@ fn refused(call: &'static str) -> impl FnOnce(io::Error) -> Error {
 /// Checks that other hosts can reach a store at this address of this host.
 ///
 /// Many hosts resolve their own name to a loopback address, which others cannot reach.
-pub fn check_reachable(address: &str) -> Result<()> {
+pub(crate) fn check_reachable(address: &str) -> Result<()> {
     let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
     let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
     let mut addresses = address.to_socket_addrs().into_iter().flatten().peekable();
@@ -217,6 +250,10 @@ struct Service {
     /// In the order in which they were accepted.
     connections: BTreeMap<u64, ServerConnection>,
     members: HashMap<(Role, u32), u64>,
+    /// When to say which members have not come.
+    reminders: HashMap<Role, Reminder>,
+    /// Whom it has said to have turned away: host and reason.
+    turned_away: HashSet<(String, String)>,
     accepted: u64,
     /// The connection that is served first in the next round.
     next_served: u64,
@@ -253,6 +290,7 @@ impl Service {
             self.flush();
             self.close_silent(now);
             self.sweep(now);
+            self.remind(now);
         }
     }
 
@@ -280,6 +318,29 @@ impl Service {
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.is_heard_of(now);
             }
+        }
+    }
+
+    /// Says which members have not come while others wait for them.
+    fn remind(&mut self, now: Instant) {
+        for role in [Role::Rank, Role::Node] {
+            if !self.namespace(role).is_incomplete() {
+                self.reminders.remove(&role);
+                continue;
+            }
+            let reminder = self.reminders.entry(role).or_insert_with(|| Reminder::start(now));
+            if let Some(waited) = reminder.due(now) {
+                say_missing(role.name(), &self.namespace(role).missing(), waited);
+            }
+        }
+    }
+
+    /// Says that a connection is turned away, once for each host and reason.
+    fn say_turned_away(&mut self, peer: &str, why: &str) {
+        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+        let is_room = self.turned_away.len() < MAX_TURNED_AWAY;
+        if is_room && self.turned_away.insert((host.to_owned(), why.to_owned())) {
+            crate::os::log::say(format_args!("the store has turned away {peer}: {why}"));
         }
     }
 
@@ -385,7 +446,10 @@ impl Service {
         while let Some(connection) = self.connections.get_mut(&id) {
             match connection.next_step(&self.token, now) {
                 Step::Nothing => return,
-                Step::Join { role, rank, size, epoch } => self.join(id, role, rank, size, epoch),
+                Step::Join { role, rank, size, epoch, job } => {
+                    let outcome = self.admit(role, rank, size, epoch, &job);
+                    self.answer_join(id, role, rank, outcome);
+                }
                 Step::Ask { role, rank, request } => {
                     let mut out = Vec::new();
                     self.namespace(role).handle(rank, request, now, &mut out);
@@ -395,17 +459,22 @@ impl Service {
         }
     }
 
-    fn join(&mut self, id: u64, role: Role, rank: u32, size: u32, epoch: u32) {
-        let mut out = Vec::new();
+    /// Takes a member in, or says why not.
+    fn admit(&mut self, role: Role, rank: u32, size: u32, epoch: u32, job: &str) -> StdResult<(), String> {
         let current = self.settings.epoch;
-        let outcome = if role == Role::Rank && epoch != current {
-            Err(format!(
-                "{role} {rank} is of epoch {epoch}, and the job is in epoch {current}",
-                role = role.name()
-            ))
-        } else {
-            self.namespace(role).join(rank, size, &mut out)
-        };
+        if role == Role::Rank && epoch != current {
+            return Err(format!("rank {rank} is of epoch {epoch}, and the job is in epoch {current}"));
+        }
+        // The members of another job do no harm: those of this one may still come.
+        self.namespace(role).check_job(rank, job)?;
+        let mut out = Vec::new();
+        let outcome = self.namespace(role).join(rank, size, job, &mut out);
+        self.deliver(role, out);
+        outcome
+    }
+
+    fn answer_join(&mut self, id: u64, role: Role, rank: u32, outcome: StdResult<(), String>) {
+        let mut out = Vec::new();
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -420,9 +489,8 @@ impl Service {
                 out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
             }
             Err(reason) => {
-                crate::os::log::warn!("the store refuses {}: {reason}", connection.peer());
-                connection.send(&Reply::Refused { id: 0, reason });
-                connection.break_off(End::Broken);
+                connection.send(&Reply::Refused { id: 0, reason: reason.clone() });
+                connection.cut_off(reason);
             }
         }
         self.deliver(role, out);
@@ -464,13 +532,19 @@ impl Service {
                 self.flush();
                 self.members.remove(&(role, rank));
             }
-            self.connections.remove(&id);
+            let removed = self.connections.remove(&id);
+            let fault = removed.as_ref().and_then(|gone| Some((gone.peer(), gone.fault()?)));
+            match fault {
+                Some((peer, why)) if member.is_none() => self.say_turned_away(peer, why),
+                Some((peer, why)) => crate::os::log::warn!("{peer} is cut off by the store: {why}"),
+                None => {}
+            }
         }
     }
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.settings.epoch = epoch;
-        self.ranks = Namespace::new(Role::Rank, self.settings.ranks);
+        self.ranks = Namespace::new(Role::Rank, self.settings.ranks, self.settings.ranks_job.clone());
         self.members.retain(|(role, _), _| *role != Role::Rank);
         self.connections.retain(|_, connection| !matches!(connection.member(), Some((Role::Rank, _))));
     }

@@ -63,6 +63,7 @@ fn stores(ranks: usize, fate: &Arc<Fate>) -> Vec<Store> {
     let rendezvous = Rendezvous {
         address: "rank 0".into(),
         token: token.clone(),
+        job: String::new(),
         epoch: 0,
         host: Host::Rank(0),
         encrypted: false,
