@@ -117,7 +117,9 @@ impl Ranks {
             }
             DType::F16 => self.reduce::<f16>(&mut data, share)?,
             DType::BF16 => self.reduce::<bf16>(&mut data, share)?,
-            other => return usage(format!("a gradient of {other:?}; f64, f32, f16 and bf16 can be averaged")),
+            other => {
+                return usage(format!("a gradient of {other:?}; f64, f32, f16 and bf16 can be averaged"));
+            }
         }
         Ok(data)
     }

@@ -55,7 +55,8 @@ impl Ranks {
             found.order.iter().filter_map(|path| path.strip_suffix(MEAN)).map(str::to_owned).collect();
         for place in places {
             let (mean, variance) = (format!("{place}{MEAN}"), format!("{place}{VARIANCE}"));
-            let [Some(own_mean), Some(own_variance)] = [&mean, &variance].map(|path| found.values.remove(path))
+            let [Some(own_mean), Some(own_variance)] =
+                [&mean, &variance].map(|path| found.values.remove(path))
             else {
                 continue;
             };

@@ -129,8 +129,7 @@ fn half_precision(ranks: &Ranks) -> Result<()> {
 /// Parameters of several types in one module.
 fn mixed_types(ranks: &Ranks) -> Result<()> {
     let dtypes = [DType::F64, DType::F32, DType::F16, DType::BF16];
-    let params: Vec<Param<Tensor<1>>> =
-        dtypes.iter().map(|dtype| param(vec![0.0; 3], [3], *dtype)).collect();
+    let params: Vec<Param<Tensor<1>>> = dtypes.iter().map(|dtype| param(vec![0.0; 3], [3], *dtype)).collect();
     let own = params.iter().map(|param| (param, 2.0 * ranks.rank() as f64)).collect::<Vec<_>>();
     let mean = ranks.average(gradients_of(&own), &params)?;
     for (param, dtype) in params.iter().zip(dtypes) {
@@ -151,7 +150,11 @@ fn in_place(ranks: &Ranks) -> Result<()> {
     let mut mean = ranks.average(gradients, &pair)?;
     let data = mean.remove::<1>(pair.first.id).expect("a gradient").into_data();
     assert_eq!(data.as_bytes().as_ptr(), place, "it was copied");
-    assert_close(&data.iter::<f64>().collect::<Vec<_>>(), &[(1.0 + ranks.world_size() as f64) / 2.0; 10_000], 0.0);
+    assert_close(
+        &data.iter::<f64>().collect::<Vec<_>>(),
+        &[(1.0 + ranks.world_size() as f64) / 2.0; 10_000],
+        0.0,
+    );
     Ok(())
 }
 

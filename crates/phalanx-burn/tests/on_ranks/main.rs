@@ -1,6 +1,8 @@
 //! Modules on ranks against one rank, on ranks as threads and as processes.
 
+mod examples;
 mod gradients;
+mod learner;
 mod modules;
 mod training;
 
@@ -15,7 +17,7 @@ use std::process::ExitCode;
 /// What each rank does, by name.
 type Case = (&'static str, fn(&Ranks) -> Result<()>);
 
-const CASES: [&[Case]; 3] = [gradients::CASES, modules::CASES, training::CASES];
+const CASES: [&[Case]; 4] = [gradients::CASES, learner::CASES, modules::CASES, training::CASES];
 
 /// In a rank process: the case that its argument names.
 fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));
         }
     }
+    trials.extend(examples::trials());
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
@@ -78,10 +81,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        Pair {
-            first: param(vec![0.0; 2], [2], DType::F64),
-            second: param(vec![0.0; 2], [2], DType::F64),
-        }
+        Pair { first: param(vec![0.0; 2], [2], DType::F64), second: param(vec![0.0; 2], [2], DType::F64) }
     }
 }
 

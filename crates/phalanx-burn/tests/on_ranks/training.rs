@@ -2,9 +2,9 @@
 
 use crate::{Case, assert_close, assert_same_bits, numbers, param, tensor, values};
 use burn::module::{Module, Param};
+use burn::optim::ModuleOptimizer;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 use phalanx_burn::{Ranks, Result};
 use std::ops::Range;
