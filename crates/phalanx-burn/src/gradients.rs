@@ -164,7 +164,6 @@ impl ModuleVisitor for Averager<'_> {
         if !is_used || self.outcome.is_err() {
             return;
         }
-        // The base: a value with an adapter (LoRA) would be computed.
         let base = param.base();
         let (device, data) = match self.gradients.remove::<D>(param.id) {
             Some(gradient) => (gradient.device(), gradient.into_data()),

@@ -37,6 +37,6 @@ pub use ranks::Ranks;
 pub use shard::{Shard, Uneven};
 
 /// The guide, whose programs are compiled and run.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "train"))]
 #[doc = include_str!("../../../docs/burn.md")]
 struct Guide;

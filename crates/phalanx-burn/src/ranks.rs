@@ -40,7 +40,8 @@ impl Ranks {
         Ok(phalanx::run(count, |comm| rank(Ranks::new(comm)))?)
     }
 
-    /// The same ranks, whose gradients of bf16 and f16 are summed in f32: twice as much is sent. The same on all ranks.
+    /// The same ranks, which send gradients of bf16 and f16 as f32, twice as much. The same on all ranks. In shared memory sums are made in f32
+    /// in any case; this is for libraries that round on the way.
     #[must_use]
     pub fn sums_in_f32(self) -> Ranks {
         Ranks { sums_in_f32: true, ..self }

@@ -15,6 +15,7 @@ pub const CASES: &[Case] = &[
     ("gradients/adapters", adapters),
     ("gradients/half_precision", half_precision),
     ("gradients/mixed_types", mixed_types),
+    ("gradients/what_is_sent", what_is_sent),
     ("gradients/in_place", in_place),
     ("gradients/clip", clipped),
 ];
@@ -85,6 +86,12 @@ fn tied(ranks: &Ranks) -> Result<()> {
     let gradients = ranks.average(GradientsParams::from_grads(loss.backward(), &pair), &pair)?;
     let expected = 1.0 + ranks.world_size() as f64;
     assert_close(&get(&gradients, pair.first.id).expect("a gradient"), &[expected; 2], 1e-12);
+    // What is behind it is not mistaken for it.
+    let with_other = (pair, param(vec![0.0; 2], [2], DType::F64));
+    let mean = ranks.average(gradients_of(&[(&with_other.1, 2.0 * ranks.rank() as f64)]), &with_other)?;
+    let expected = ranks.world_size() as f64 - 1.0;
+    assert_close(&get(&mean, with_other.1.id).expect("a gradient"), &[expected; 2], 1e-12);
+    assert_eq!(mean.len(), 1);
     Ok(())
 }
 
@@ -106,7 +113,7 @@ fn adapters(ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-/// 256 and ones: a sum in bf16 loses the ones, a sum in f32 does not. A share of a third is none of bf16's numbers.
+/// 256 and ones: a sum in bf16 loses the ones, a sum in f32 does not. Nor are shares of the samples rounded to bf16.
 fn half_precision(ranks: &Ranks) -> Result<()> {
     let size = ranks.world_size() as f64;
     let own = if ranks.rank() == 0 { 256.0 } else { 1.0 };
@@ -118,10 +125,11 @@ fn half_precision(ranks: &Ranks) -> Result<()> {
         assert_eq!(in_f32.dtype(), dtype);
         let rounded = param(vec![(255.0 + size) / size; 2], [2], dtype);
         assert_close(&values(&in_f32), &values(&rounded.val()), 0.0);
-        let samples = if ranks.rank() == 0 { 2.0 } else { 1.0 };
-        let equal = gradients_of(&[(&pair.first, 3.0)]);
-        let mean = ranks.average_by(Some(equal), samples, &pair)?.expect("batches");
-        assert_close(&get(&mean, pair.first.id).expect("a gradient"), &[3.0; 2], 0.0);
+        // 3/5 of 2 and 2/5 of -3: nothing, but for shares that are rounded.
+        let (samples, own) = [(3.0, 2.0), (2.0, -3.0), (1.0, 0.0), (1.0, 0.0)][ranks.rank()];
+        let mean = ranks.average_by(Some(gradients_of(&[(&pair.first, own)])), samples, &pair)?;
+        let expected = if ranks.world_size() == 1 { 2.0 } else { 0.0 };
+        assert_close(&get(&mean.expect("batches"), pair.first.id).expect("a gradient"), &[expected; 2], 1e-6);
     }
     Ok(())
 }
@@ -137,6 +145,30 @@ fn mixed_types(ranks: &Ranks) -> Result<()> {
         assert_eq!(gradient.dtype(), dtype);
         assert_close(&values(&gradient), &[ranks.world_size() as f64 - 1.0; 3], 0.0);
     }
+    Ok(())
+}
+
+/// One comparison of the modules, and in each step a header and the gradients that are there; in f32 on request.
+fn what_is_sent(_ranks: &Ranks) -> Result<()> {
+    let sent = |in_f32: bool| {
+        let steps = phalanx::dry_run(0, 1, |comm| -> Result<()> {
+            let ranks = if in_f32 { Ranks::new(comm).sums_in_f32() } else { Ranks::new(comm) };
+            let pair = Pair { first: param(vec![0.0; 3], [3], DType::BF16), ..Pair::new() };
+            for _ in 0..2 {
+                ranks.average(gradients_of(&[(&pair.first, 1.0)]), &pair)?;
+            }
+            Ok(())
+        });
+        let (outcome, calls) = steps?;
+        let of = |call: &phalanx::DryCall| Some((call.operation, call.dtype?, call.recv_bytes));
+        outcome.map(|()| calls.iter().filter_map(of).collect::<Vec<_>>())
+    };
+    let header = ("all_reduce", phalanx::DType::F64, 8 * (1 + 2));
+    let compared = ("all_gather", phalanx::DType::U64, 8);
+    let gradient = ("all_reduce", phalanx::DType::Bf16, 6);
+    assert_eq!(sent(false)?, [compared, header, gradient, header, gradient]);
+    let gradient = ("all_reduce", phalanx::DType::F32, 12);
+    assert_eq!(sent(true)?, [compared, header, gradient, header, gradient]);
     Ok(())
 }
 
