@@ -1,6 +1,5 @@
 //! [`Ranks::average`]: the gradients of the ranks' parts of a batch, averaged; and clipping.
 
-use crate::layout::Layout;
 use crate::ranks::usage;
 use crate::{Error, Ranks, Result};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -66,8 +65,7 @@ impl Ranks {
         if gradients.is_some() && !(weight > 0.0 && weight.is_finite()) {
             return usage(format!("a weight of {weight}; it is the number of samples, greater than 0"));
         }
-        let layout = Layout::of(module);
-        self.agree(&layout)?;
+        self.agree(module)?;
         // The ranks' weights, and for each parameter the number of ranks that have a gradient.
         let mut header = vec![0.0; self.world_size()];
         header[self.rank()] = if gradients.is_some() { weight } else { 0.0 };

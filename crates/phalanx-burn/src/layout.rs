@@ -4,52 +4,43 @@
 
 use crate::{Error, Ranks, Result};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use std::collections::HashMap;
-use std::fmt::Debug;
+use std::fmt::{self, Write};
 
-/// Path, type and shape of each tensor of a module, a line each.
-#[derive(Default)]
-pub(crate) struct Layout {
+/// A line for each tensor of a module: path, type and shape.
+pub(crate) struct Layout<W> {
     path: Vec<String>,
-    /// Paths by id: a parameter that is there again is tied.
-    seen: HashMap<ParamId, String>,
-    lines: String,
-    /// Parameters of floating-point numbers, each once.
-    pub(crate) floats: usize,
+    /// Numbers of the tensors by id: a parameter that is there again is tied.
+    seen: HashMap<ParamId, usize>,
+    lines: W,
 }
 
-impl Layout {
-    pub(crate) fn of<M: Module>(module: &M) -> Layout {
-        let mut layout = Layout::default();
+impl<W: Write + Default> Layout<W> {
+    fn of<M: Module>(module: &M) -> W {
+        let mut layout = Layout { path: Vec::new(), seen: HashMap::new(), lines: W::default() };
         module.visit(&mut layout);
-        layout
+        layout.lines
     }
 
-    /// Notes a tensor; answers whether it is there for the first time.
-    fn note(&mut self, id: ParamId, dtype: impl Debug, dims: &[usize], is_trained: bool) -> bool {
-        let path = self.path.join(".");
-        let trained = if is_trained { "" } else { ", not trained" };
-        self.lines += &format!("{path}: {dtype:?} {dims:?}{trained}");
-        let first = self.seen.get(&id);
-        if let Some(first) = first {
-            self.lines += &format!(", the same as {first}");
-        }
-        self.lines.push('\n');
-        let is_new = first.is_none();
-        self.seen.entry(id).or_insert(path);
-        is_new
-    }
-
-    /// FNV-1a.
-    fn hash(&self) -> u64 {
-        self.lines.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
+    fn note(&mut self, id: ParamId, dtype: DType, dims: &[usize], is_trained: bool) {
+        let number = self.seen.len();
+        let first = *self.seen.entry(id).or_insert(number);
+        let mut write = || {
+            for (depth, name) in self.path.iter().enumerate() {
+                write!(self.lines, "{}{name}", if depth == 0 { "" } else { "." })?;
+            }
+            write!(self.lines, ": {dtype:?} {dims:?}{}", if is_trained { "" } else { ", not trained" })?;
+            if first < number {
+                write!(self.lines, ", tied to parameter {first}")?;
+            }
+            self.lines.write_char('\n')
+        };
+        write().expect("memory takes all that is written");
     }
 }
 
-impl ModuleVisitor for Layout {
+impl<W: Write + Default> ModuleVisitor for Layout<W> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }
@@ -60,8 +51,7 @@ impl ModuleVisitor for Layout {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let base = param.base();
-        let is_new = self.note(param.id, base.dtype(), &base.dims(), base.is_require_grad());
-        self.floats += usize::from(is_new);
+        self.note(param.id, base.dtype(), &base.dims(), base.is_require_grad());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
@@ -75,10 +65,27 @@ impl ModuleVisitor for Layout {
     }
 }
 
+/// FNV-1a of what is written.
+struct Hash(u64);
+
+impl Default for Hash {
+    fn default() -> Hash {
+        Hash(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Write for Hash {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        self.0 = text.bytes().fold(self.0, add);
+        Ok(())
+    }
+}
+
 impl Ranks {
     /// Compares a module among the ranks, unless they have agreed on it before.
-    pub(crate) fn agree(&self, layout: &Layout) -> Result<()> {
-        let own = layout.hash();
+    pub(crate) fn agree<M: Module>(&self, module: &M) -> Result<()> {
+        let Hash(own) = Layout::of(module);
         if self.agreed.lock().expect("no panic with it locked").contains(&own) {
             return Ok(());
         }
@@ -88,20 +95,21 @@ impl Ranks {
             self.agreed.lock().expect("no panic with it locked").insert(own);
             return Ok(());
         };
-        let (of_first, of_other) = (self.lines_of(layout, 0)?, self.lines_of(layout, other)?);
+        let own: String = Layout::of(module);
+        let (of_first, of_other) = (self.text_of(&own, 0)?, self.text_of(&own, other)?);
         Err(Error::Mismatch(first_difference(other, &of_first, &of_other)))
     }
 
-    /// A rank's lines, on all ranks.
-    fn lines_of(&self, layout: &Layout, rank: usize) -> Result<String> {
-        let mut len = [layout.lines.len() as u64];
+    /// A rank's text, on all ranks.
+    fn text_of(&self, own: &str, rank: usize) -> Result<String> {
+        let mut len = [own.len() as u64];
         self.comm().broadcast_in_place(&mut len, rank)?;
-        let mut lines = vec![0; len[0] as usize];
+        let mut text = vec![0; len[0] as usize];
         if self.rank() == rank {
-            lines.copy_from_slice(layout.lines.as_bytes());
+            text.copy_from_slice(own.as_bytes());
         }
-        self.comm().broadcast_in_place(&mut lines, rank)?;
-        Ok(String::from_utf8_lossy(&lines).into_owned())
+        self.comm().broadcast_in_place(&mut text, rank)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }
 

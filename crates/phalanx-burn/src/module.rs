@@ -1,6 +1,5 @@
 //! [`Ranks::broadcast`]: rank 0's module on all ranks; and running statistics.
 
-use crate::layout::Layout;
 use crate::ranks::usage;
 use crate::{Ranks, Result};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -26,7 +25,7 @@ impl Ranks {
         if values.0.iter().any(|data| matches!(data.dtype(), DType::QFloat(_))) {
             return usage("a quantized parameter cannot be broadcast; broadcast first, then quantize".into());
         }
-        self.agree(&Layout::of(&module))?;
+        self.agree(&module)?;
         for data in &mut values.0 {
             let sent = TensorData::with_bytes_mut([data], |bytes| {
                 bytes.into_iter().try_for_each(|bytes| self.comm().broadcast_in_place(&mut bytes[..], 0))
@@ -48,7 +47,7 @@ impl Ranks {
     /// As for [`broadcast`](Ranks::broadcast).
     pub fn average_statistics<M: Module>(&self, module: M) -> Result<M> {
         settle(&module);
-        self.agree(&Layout::of(&module))?;
+        self.agree(&module)?;
         let mut found = Statistics::default();
         module.visit(&mut found);
         let places: Vec<String> =

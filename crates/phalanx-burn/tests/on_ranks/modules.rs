@@ -94,7 +94,7 @@ fn differences(ranks: &Ranks) -> Result<()> {
     refused(ranks.average(GradientsParams::new(), &frozen), &[&rank, "not trained"]);
     let first = param(vec![0.0; 2], [2], DType::F64);
     let tied = if is_last { Pair { second: first.clone(), first } } else { Pair::new() };
-    refused(ranks.average(GradientsParams::new(), &tied), &[&rank, "the same as first"]);
+    refused(ranks.average(GradientsParams::new(), &tied), &[&rank, "tied to parameter 0"]);
     let longer = vec![Pair::new(); if is_last { 2 } else { 1 }];
     refused(ranks.average(GradientsParams::new(), &longer), &["no more parameters", "1.first"]);
     // Nothing has failed.
