@@ -38,5 +38,5 @@ pub use shard::{Shard, Uneven};
 
 /// The guide, whose programs are compiled and run.
 #[cfg(all(doctest, feature = "train"))]
-#[doc = include_str!("../../../docs/burn.md")]
+#[doc = include_str!("../../../docs/guide/burn.md")]
 struct Guide;

@@ -53,5 +53,5 @@ pub use weights::Weights;
 
 /// The guide, whose programs are compiled and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/candle.md")]
+#[doc = include_str!("../../../docs/guide/candle.md")]
 struct Guide;

@@ -3,7 +3,7 @@
 //! The parts stand by themselves; a program takes those that it needs. All of them are generic over a [`Device`](device::Device). So far there
 //! is one, [`Host`](device::Host): nothing here has run on GPU memory yet.
 //!
-//! `docs/training.md` in the repository is the guide, with a picture of each part.
+//! `docs/guide/training.md` in the repository is the guide, with a picture of each part.
 //!
 //! # Which part, when
 //!
@@ -53,5 +53,5 @@ pub mod tensor;
 pub use error::{Error, Result};
 
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/training.md")]
+#[doc = include_str!("../../../docs/guide/training.md")]
 struct Guide;

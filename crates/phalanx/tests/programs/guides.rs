@@ -1,4 +1,4 @@
-//! The names in docs/coming-from.md are those of the interface.
+//! The names in docs/guide/coming-from.md are those of the interface.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn names_of(page: &str) -> Vec<&str> {
 
 #[test]
 fn names_for_those_who_come_from_elsewhere_exist() {
-    let page = include_str!("../../../../docs/coming-from.md");
+    let page = include_str!("../../../../docs/guide/coming-from.md");
     let interface = include_str!("../../public-api.txt");
     let known: BTreeSet<&str> = interface
         .split(|char: char| !char.is_alphanumeric() && char != '_')
@@ -29,5 +29,5 @@ fn names_for_those_who_come_from_elsewhere_exist() {
         .into_iter()
         .filter(|name| !words.contains(name) && !name.split("::").all(|part| known.contains(part)))
         .collect();
-    assert!(unknown.is_empty(), "docs/coming-from.md names what public-api.txt does not have: {unknown:?}");
+    assert!(unknown.is_empty(), "docs/guide/coming-from.md names what public-api.txt does not have: {unknown:?}");
 }
