@@ -31,9 +31,9 @@ use std::process::ExitCode;
 #[cfg(target_os = "linux")]
 const SHARES: &[Share] = &[("torchrun/real/", 3)];
 
-/// A Slurm on hosts of its own is started for these.
+/// A Slurm on hosts of its own is started for some of these; others load PyTorch, or wait for time limits.
 #[cfg(target_os = "linux")]
-const SLOW: &[&str] = &["slurm/"];
+const SLOW: &[&str] = &["slurm/", "torchrun/real/", "launchers_that_differ_in_encryption", "token"];
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {

@@ -69,12 +69,15 @@ const SLOW: &[&str] = &[
     "extremes/many_ranks",
     "float_modes/reductions",
     "matrix_on_gpu",
+    "mpi/mpich/checked/",
     "nccl/processes/matrix",
     "nvshmem/matrix",
     "nvshmem/vectors",
     "portable_of_two",
     "requests/every_type",
     "rounds/cells",
+    "scans/closures_of_long_elements",
+    "scans/numbers",
 ];
 
 fn main() -> ExitCode {
