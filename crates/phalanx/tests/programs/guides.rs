@@ -29,5 +29,8 @@ fn names_for_those_who_come_from_elsewhere_exist() {
         .into_iter()
         .filter(|name| !words.contains(name) && !name.split("::").all(|part| known.contains(part)))
         .collect();
-    assert!(unknown.is_empty(), "docs/guide/coming-from.md names what public-api.txt does not have: {unknown:?}");
+    assert!(
+        unknown.is_empty(),
+        "docs/guide/coming-from.md names what public-api.txt does not have: {unknown:?}"
+    );
 }
