@@ -19,6 +19,7 @@ use crate::watch::deadline::Limited;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 /// One rank's end of a communicator: a group of ranks that move data together.
@@ -47,7 +48,8 @@ pub struct Comm {
     pub(crate) deadline: Option<Duration>,
     /// Whether this is a [`View`]: dropping one does not leave the communicator.
     is_view: bool,
-    pub(super) object_limit: Cell<usize>,
+    /// No `Cell`: the compiler names `one_thread_at_a_time` where a communicator is shared.
+    pub(super) object_limit: AtomicUsize,
     one_thread_at_a_time: PhantomData<Cell<()>>,
 }
 
@@ -74,7 +76,7 @@ impl Comm {
             shape,
             deadline: None,
             is_view: false,
-            object_limit: Cell::new(DEFAULT_OBJECT_LIMIT),
+            object_limit: AtomicUsize::new(DEFAULT_OBJECT_LIMIT),
             one_thread_at_a_time: PhantomData,
         }
     }
@@ -322,7 +324,7 @@ impl<'a> View<'a> {
             shape: comm.shape,
             deadline,
             is_view: true,
-            object_limit: comm.object_limit.clone(),
+            object_limit: AtomicUsize::new(comm.object_limit()),
             one_thread_at_a_time: PhantomData,
         };
         View { comm, of: PhantomData }

@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::type_name;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 
 /// Default of [`Comm::object_limit`].
 pub(crate) const DEFAULT_OBJECT_LIMIT: usize = 1 << 30;
@@ -159,13 +160,13 @@ fn cut(mut text: String) -> String {
 impl Comm {
     /// The most bytes that a serialized object may have; default 1 GiB. A gathering rank may need as much for each rank.
     pub fn object_limit(&self) -> usize {
-        self.object_limit.get()
+        self.object_limit.load(Ordering::Relaxed)
     }
 
     /// Changes [`object_limit`](Comm::object_limit) for this rank's calls from now on. In a collective the smallest limit of all ranks
     /// counts, in a message the smaller one of both ends. New communicators, also those made of this one, have the default.
     pub fn set_object_limit(&self, bytes: usize) {
-        self.object_limit.set(bytes);
+        self.object_limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Exchanges the headers of a collective. All ranks return the same: the length of each rank's longest object, or an error.
