@@ -2,7 +2,7 @@
 
 use super::proxy::Proxy;
 use super::{PATIENCE, at, bootstrap_error, connect, eventually, for_each, server};
-use phalanx::internal::store::protocol::{Greeting, MAX_REQUEST, Side, VERSION};
+use phalanx::internal::store::protocol::{Greeting, MAX_JOIN, MAX_REQUEST, Side, VERSION};
 use phalanx::internal::store::{Rendezvous, Settings, Store, Token};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -154,7 +154,7 @@ fn garbage_is_cut_off() {
 #[test]
 fn huge_lengths_are_refused_before_they_come() {
     let (_server, rendezvous, stores) = at_work(PATIENCE);
-    for length in [u32::MAX, u32::try_from(MAX_REQUEST).unwrap(), 65] {
+    for length in [u32::MAX, u32::try_from(MAX_REQUEST).unwrap(), MAX_JOIN as u32 + 1] {
         let mut stream = TcpStream::connect(&rendezvous.address).unwrap();
         stream.write_all(&greeting()).unwrap();
         let started = Instant::now();

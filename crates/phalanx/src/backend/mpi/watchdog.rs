@@ -70,9 +70,9 @@ impl InitStep {
 
     fn describe(self) -> &'static str {
         match self {
-            InitStep::Start => "init: MPI_Init_thread",
-            InitStep::Duplicate => "init: MPI_Comm_dup, the first exchange over MPI",
-            InitStep::Introduce => "init: the exchange of hosts and settings over MPI",
+            InitStep::Start => "init (MPI_Init_thread)",
+            InitStep::Duplicate => "init (MPI_Comm_dup, the first exchange over MPI)",
+            InitStep::Introduce => "init (the exchange of hosts and settings over MPI)",
         }
     }
 }
