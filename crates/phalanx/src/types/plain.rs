@@ -8,13 +8,17 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A type of plain data that is no number, such as a struct.
 #[derive(Clone, Copy)]
-pub struct PlainType(&'static KnownType);
+pub struct PlainType(&'static Description);
 
-/// A type that this process has used, or heard of: a node of a list that only grows. A program uses few.
-struct KnownType {
+struct Description {
     name: &'static str,
     size: usize,
     fingerprint: u32,
+}
+
+/// A type that this process has used, or heard of: a node of a list that only grows. A program uses few.
+struct KnownType {
+    description: Description,
     next: AtomicPtr<KnownType>,
 }
 
@@ -34,7 +38,7 @@ impl PlainType {
         const { assert!(size_of::<T>() < 1 << 30, "an element of a GiB or more: send its parts as elements") };
         let name = std::any::type_name::<T>();
         // The address of the name is enough; in another compilation unit it may be another.
-        let is_it = |known: &KnownType| std::ptr::eq(known.name, name) && known.size == size_of::<T>();
+        let is_it = |known: &Description| std::ptr::eq(known.name, name) && known.size == size_of::<T>();
         find(is_it)
             .unwrap_or_else(|| add(name, size_of::<T>(), fingerprint(name, size_of::<T>(), align_of::<T>())))
     }
@@ -63,12 +67,12 @@ impl PlainType {
 }
 
 #[inline]
-fn find(is_it: impl Fn(&KnownType) -> bool) -> Option<PlainType> {
+fn find(is_it: impl Fn(&Description) -> bool) -> Option<PlainType> {
     let mut next = KNOWN.load(Ordering::Acquire);
     // SAFETY: null, or a node that was leaked and published with release.
     while let Some(known) = unsafe { next.as_ref() } {
-        if is_it(known) {
-            return Some(PlainType(known));
+        if is_it(&known.description) {
+            return Some(PlainType(&known.description));
         }
         next = known.next.load(Ordering::Relaxed);
     }
@@ -77,10 +81,10 @@ fn find(is_it: impl Fn(&KnownType) -> bool) -> Option<PlainType> {
 
 #[cold]
 fn add(name: &'static str, size: usize, fingerprint: u32) -> PlainType {
-    let head = KNOWN.load(Ordering::Acquire);
+    let description = Description { name, size, fingerprint };
+    let mut head = KNOWN.load(Ordering::Acquire);
     let known: &'static KnownType =
-        Box::leak(Box::new(KnownType { name, size, fingerprint, next: AtomicPtr::new(head) }));
-    let mut head = head;
+        Box::leak(Box::new(KnownType { description, next: AtomicPtr::new(head) }));
     while let Err(newer) = KNOWN.compare_exchange(
         head,
         std::ptr::from_ref(known).cast_mut(),
@@ -90,7 +94,7 @@ fn add(name: &'static str, size: usize, fingerprint: u32) -> PlainType {
         head = newer;
         known.next.store(head, Ordering::Relaxed);
     }
-    PlainType(known)
+    PlainType(&known.description)
 }
 
 /// FNV-1a, folded.
