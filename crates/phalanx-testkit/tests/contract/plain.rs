@@ -24,7 +24,8 @@ pub const COMPARED: &[Scenario] = &[
 
 pub fn trials() -> Vec<Trial> {
     let moved = SCENARIOS.iter().flat_map(|scenario| both(*scenario, &[1, 2, 3, 5]));
-    moved.chain(COMPARED.iter().flat_map(|scenario| both(*scenario, &[2, 3]))).collect()
+    // A third rank may be in an earlier call when the other two notice.
+    moved.chain(COMPARED.iter().flat_map(|scenario| both(*scenario, &[2]))).collect()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
@@ -235,7 +236,6 @@ fn message_of_another_struct(comm: &Comm) -> Outcome {
     know_both(comm)?;
     names_both(match comm.rank() {
         0 => comm.send(&[Particle::numbered(1); 3], 1).and_then(|()| comm.barrier()),
-        1 => comm.recv(&mut [Quaternion([0.0; 4]); 3], 0),
-        _ => comm.barrier(),
+        _ => comm.recv(&mut [Quaternion([0.0; 4]); 3], 0),
     })
 }
