@@ -267,6 +267,7 @@ impl Messages {
 
     /// Waits for such a message. A peer that has left can no longer send one; the others are waited for.
     pub fn probe(&self, endpoint: &Endpoint, wanted: Wanted) -> Result<Envelope> {
+        endpoint.check_owner()?;
         let (mut found, ranks) = (None, endpoint.ranks);
         let root = wanted.source.map_or(ANY_RANK, |source| source as u32);
         let mut record = CallRecord::of(&Call::empty(Operation::Recv));
@@ -283,7 +284,6 @@ impl Messages {
             let inner = self.lock();
             wanted.source.map_or(0, |source| inner.peers[source].posted[1]) + 1
         };
-        endpoint.check_owner()?;
         endpoint.wait_long(
             &mut || {
                 endpoint.check()?;
