@@ -5,7 +5,7 @@
 //! start with [`Emulated::environment`] find it by the loader's own path. What the emulator can be told (its
 //! versions, what fails) is listed in its `settings` module.
 
-use crate::gpus::GPU_ALGORITHM;
+use crate::gpus::{self, GPU_ALGORITHM};
 use crate::processes::{self, Launch};
 use object::{Object, ObjectSection};
 use std::io;
@@ -204,6 +204,29 @@ impl Emulated {
     pub fn launch(&self, launch: Launch) -> Launch {
         self.environment().iter().fold(launch.on_gpus(), |launch, (name, value)| launch.env(name, value))
     }
+}
+
+/// Set in a process whose own GPUs are emulated (not `PHALANX_…`: those are taken from rank processes).
+pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
+
+/// Whether this process's own GPUs are emulated.
+pub fn is_emulated() -> bool {
+    std::env::var_os(EMULATED).is_some()
+}
+
+/// Runs so many ranks whose collectives go by phalanx's own kernels: on the machine's GPUs if it has enough of them, else on
+/// emulated ones.
+///
+/// # Errors
+/// What goes wrong in a rank.
+pub fn on_own_kernels(algorithm: &str, ranks: usize, launch: Launch) -> Result<Vec<String>, String> {
+    let is_real = !is_emulated() && gpus::count().is_ok_and(|gpus| gpus >= ranks);
+    if is_real {
+        return launch.on_gpus().env(GPU_ALGORITHM, algorithm).reports();
+    }
+    let emulated = Emulated::new().map_err(|error| error.to_string())?;
+    let emulated = emulated.own_kernels(algorithm).set("DEVICES", ranks);
+    emulated.launch(launch).reports()
 }
 
 /// The functions that came after a version.

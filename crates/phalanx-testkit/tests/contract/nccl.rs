@@ -9,7 +9,7 @@
 //! the send that it waits for, receives that are over in another order than they were posted, and a send of another thread that a message under way waits for (all
 //! operations are carried out in the order of the calls).
 //!
-//! `nccl/own/` is the same where phalanx's own kernels are forced, on emulated GPUs with the emulator's model of them.
+//! `nccl/own/` is the same where phalanx's own kernels are forced; emulated GPUs have a model of them.
 //! They combine in rank order, have 16-bit integers, and give the bits of host memory.
 
 use crate::mpi::MATRIX;
@@ -17,7 +17,7 @@ use crate::{
     awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
-use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::emulated::{Emulated, on_own_kernels};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::random::{ANY_ORDER, NO_NAN};
 use phalanx_testkit::{Scenario, gpus};
@@ -153,8 +153,7 @@ pub fn trials() -> Vec<Trial> {
         for (name, scenarios) in groups {
             let name = format!("nccl/own/{algorithm}/{kind}/{name}/{ranks}");
             trials.push(Trial::test(name, move || {
-                let emulated = Emulated::new()?.own_kernels(algorithm);
-                Ok(emulated.launch(launch(ranks, kind, &scenarios())).reports().map(drop)?)
+                Ok(on_own_kernels(algorithm, ranks, launch(ranks, kind, &scenarios())).map(drop)?)
             }));
         }
     }

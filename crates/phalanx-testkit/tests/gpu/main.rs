@@ -24,6 +24,7 @@ mod placing;
 mod programs;
 mod releases;
 mod signals;
+mod soak;
 mod sockets;
 mod streams;
 mod usage;
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
         placing::SCENARIOS,
         releases::SCENARIOS,
         signals::SCENARIOS,
+        soak::SCENARIOS,
         usage::SCENARIOS,
         injected::SCENARIOS,
         watchdog::SCENARIOS,
@@ -160,6 +162,7 @@ fn main() -> ExitCode {
             trials.extend(device_comm::of_releases());
             trials.extend(kept_errors::emulated_trials());
             trials.extend(own_kernels::trials());
+            trials.extend(soak::trials());
             trials.extend(own_kernels::again(names.into_iter()));
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }

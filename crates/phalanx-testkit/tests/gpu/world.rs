@@ -5,6 +5,7 @@ pub use crate::flavour::{BACKEND, DeviceRepr, Slice, init_all, is_reduced, new_s
 use crate::flavour;
 use libtest_mimic::{Failed, Trial};
 use phalanx::Comm;
+pub use phalanx_testkit::emulated::{EMULATED, is_emulated as are_emulated};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Body, ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
@@ -17,13 +18,6 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Most ranks of a world.
 const MOST: usize = 4;
-
-/// Set where the GPUs are emulated (not `PHALANX_…`: those are taken from rank processes).
-pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
-
-pub fn are_emulated() -> bool {
-    std::env::var_os(EMULATED).is_some()
-}
 
 /// So many elements on a GPU; an emulated one computes on this machine's cores.
 pub fn elements(len: usize) -> usize {
