@@ -1,7 +1,7 @@
 //! Collectives and messages.
 
-use crate::{Case, assert_close, dot, numbers, over_ranks};
-use candle_core::{DType, Device, Result, Tensor, Var};
+use crate::{Case, assert_close, dot, here, numbers, over_ranks};
+use candle_core::{DType, Result, Tensor, Var};
 use phalanx::ReduceOp;
 use phalanx_candle::{Ranks, part};
 
@@ -154,7 +154,7 @@ fn types(ranks: &Ranks) -> Result<()> {
         DType::F64,
     ];
     for dtype in all {
-        let mine = Tensor::full(2.0f64, 6, &Device::Cpu)?.to_dtype(dtype)?;
+        let mine = Tensor::full(2.0f64, 6, &here())?.to_dtype(dtype)?;
         let sum = ranks.all_reduce(&mine, ReduceOp::Sum)?;
         assert_eq!(sum.dtype(), dtype);
         assert_eq!(sum.to_dtype(DType::F64)?.to_vec1::<f64>()?, [2.0 * size; 6]);
@@ -166,14 +166,14 @@ fn types(ranks: &Ranks) -> Result<()> {
 
 fn in_place(ranks: &Ranks) -> Result<()> {
     let size = ranks.world_size();
-    let variable = Var::from_tensor(&Tensor::full(ranks.rank() as f32, (4, 3), &Device::Cpu)?)?;
+    let variable = Var::from_tensor(&Tensor::full(ranks.rank() as f32, (4, 3), &here())?)?;
     // Rows of a variable lie together: the view is changed where it is.
     ranks.all_reduce_in_place(&variable.narrow(0, 1, 2)?, ReduceOp::Max)?;
     let (own, most) = (ranks.rank() as f32, (size - 1) as f32);
     assert_eq!(variable.to_vec2::<f32>()?, [[own; 3], [most; 3], [most; 3], [own; 3]]);
     ranks.broadcast_in_place(&variable, size - 1)?;
     assert_eq!(variable.to_vec2::<f32>()?, [[most; 3]; 4]);
-    let scalar = Tensor::new(1.0f64, &Device::Cpu)?;
+    let scalar = Tensor::new(1.0f64, &here())?;
     ranks.all_reduce_in_place(&scalar, ReduceOp::Sum)?;
     assert_eq!(scalar.to_scalar::<f64>()?, size as f64);
     Ok(())
@@ -182,7 +182,7 @@ fn in_place(ranks: &Ranks) -> Result<()> {
 /// Tensors without elements, and parts of fewer rows than ranks.
 fn empty(ranks: &Ranks) -> Result<()> {
     let (size, rank) = (ranks.world_size(), ranks.rank());
-    let nothing = Tensor::zeros((0, 4), DType::F64, &Device::Cpu)?;
+    let nothing = Tensor::zeros((0, 4), DType::F64, &here())?;
     assert_eq!(ranks.all_reduce(&nothing, ReduceOp::Sum)?.dims(), [0, 4]);
     assert_eq!(ranks.all_gather(&nothing, 1)?.dims(), [0, 4 * size]);
     let own = part(&(0..2), size, rank);

@@ -1,8 +1,8 @@
 //! Gradients averaged over ranks.
 
-use crate::{Case, assert_close, numbers};
+use crate::{Case, assert_close, here, numbers};
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{AdamW, Module, Optimizer, VarMap};
 use phalanx_candle::{ColumnParallelLinear, DataParallel, Init, Ranks, Settings, Weights, part};
 
@@ -18,7 +18,7 @@ pub const CASES: &[Case] = &[
 
 /// A gradient of `value` for each of these variables.
 fn gradients_of(variables: &[(&Var, f64)]) -> Result<GradStore> {
-    let mut loss = Tensor::zeros((), DType::F64, &Device::Cpu)?;
+    let mut loss = Tensor::zeros((), DType::F64, &here())?;
     for (variable, value) in variables {
         loss = (loss + (variable.as_tensor().to_dtype(DType::F64)? * *value)?.sum_all()?)?;
     }
@@ -71,14 +71,14 @@ fn alone(ranks: &Ranks) -> Result<Ranks> {
 
 /// 7 samples of gradient 1 and 6 of 14 give 7, and not 7.5.
 fn weights(ranks: &Ranks) -> Result<()> {
-    let variable = Var::zeros(3, DType::F64, &Device::Cpu)?;
+    let variable = Var::zeros(3, DType::F64, &here())?;
     let parallel = DataParallel::with(ranks, vec![("a".into(), variable.clone())], Settings::default())?;
     let (gradient, samples) = if ranks.rank() == 0 { (1.0, 7.0) } else { (14.0, 6.0) };
     let gradients =
         parallel.average(Some(gradients_of(&[(&variable, gradient)])?), samples)?.expect("batches");
     let others = ranks.world_size() as f64 - 1.0;
     let expected = (7.0 + 6.0 * 14.0 * others) / (7.0 + 6.0 * others);
-    let expected = Tensor::full(expected, 3, &Device::Cpu)?;
+    let expected = Tensor::full(expected, 3, &here())?;
     assert_close(gradients.get(&variable).expect("a gradient"), &expected, 1e-12);
     for weight in [0.0, -1.0, f64::NAN] {
         let refused = parallel.average(Some(gradients_of(&[(&variable, 1.0)])?), weight);
@@ -90,16 +90,16 @@ fn weights(ranks: &Ranks) -> Result<()> {
 /// A variable that some ranks used counts as 0 elsewhere; one that none used has no gradient.
 fn unused_and_missing(ranks: &Ranks) -> Result<()> {
     let size = ranks.world_size() as f64;
-    let make = || Var::zeros((2, 2), DType::F64, &Device::Cpu);
+    let make = || Var::zeros((2, 2), DType::F64, &here());
     let (all, one, none) = (make()?, make()?, make()?);
     let named = vec![("all".into(), all.clone()), ("one".into(), one.clone()), ("none".into(), none.clone())];
     let parallel = DataParallel::with(ranks, named, Settings::default())?;
     let own = if ranks.rank() == 0 { vec![(&all, 2.0), (&one, 6.0)] } else { vec![(&all, 2.0)] };
     let gradients = parallel.average(Some(gradients_of(&own)?), 1.0)?.expect("batches");
-    assert_close(gradients.get(&all).expect("a gradient"), &Tensor::full(2.0, (2, 2), &Device::Cpu)?, 1e-12);
+    assert_close(gradients.get(&all).expect("a gradient"), &Tensor::full(2.0, (2, 2), &here())?, 1e-12);
     assert_close(
         gradients.get(&one).expect("a gradient"),
-        &Tensor::full(6.0 / size, (2, 2), &Device::Cpu)?,
+        &Tensor::full(6.0 / size, (2, 2), &here())?,
         1e-12,
     );
     assert!(gradients.get(&none).is_none());
@@ -108,14 +108,14 @@ fn unused_and_missing(ranks: &Ranks) -> Result<()> {
 
 /// Rank r has r + 1 batches. The ranks that have run out make the same steps, and all know when there are none left.
 fn uneven_batches(ranks: &Ranks) -> Result<()> {
-    let variable = Var::zeros(2, DType::F64, &Device::Cpu)?;
+    let variable = Var::zeros(2, DType::F64, &here())?;
     let parallel = DataParallel::with(ranks, vec![("a".into(), variable.clone())], Settings::default())?;
     let mut steps = 0;
     loop {
         let own =
             (steps <= ranks.rank()).then(|| gradients_of(&[(&variable, 1.0 + steps as f64)])).transpose()?;
         let Some(gradients) = parallel.average(own, 4.0)? else { break };
-        let expected = Tensor::full(1.0 + steps as f64, 2, &Device::Cpu)?;
+        let expected = Tensor::full(1.0 + steps as f64, 2, &here())?;
         assert_close(gradients.get(&variable).expect("a gradient"), &expected, 1e-12);
         steps += 1;
     }
@@ -126,7 +126,7 @@ fn uneven_batches(ranks: &Ranks) -> Result<()> {
 /// In bf16, 256 and many ones; summed in f32 nothing is lost.
 fn half_precision(ranks: &Ranks) -> Result<()> {
     let size = ranks.world_size();
-    let variables = [DType::BF16, DType::F32, DType::F16].map(|dtype| Var::zeros(4, dtype, &Device::Cpu));
+    let variables = [DType::BF16, DType::F32, DType::F16].map(|dtype| Var::zeros(4, dtype, &here()));
     let variables = variables.into_iter().collect::<Result<Vec<_>>>()?;
     let named =
         variables.iter().enumerate().map(|(number, variable)| (format!("{number}"), variable.clone()));
@@ -139,7 +139,7 @@ fn half_precision(ranks: &Ranks) -> Result<()> {
     for variable in &variables {
         let gradient = gradients.get(variable).expect("a gradient");
         assert_eq!(gradient.dtype(), variable.dtype());
-        let rounded = Tensor::full(mean, 4, &Device::Cpu)?.to_dtype(variable.dtype())?;
+        let rounded = Tensor::full(mean, 4, &here())?.to_dtype(variable.dtype())?;
         assert_close(gradient, &rounded, 1e-4);
     }
     Ok(())
@@ -148,7 +148,7 @@ fn half_precision(ranks: &Ranks) -> Result<()> {
 /// [3] on one rank and [4] on another are parts of one parameter, [12] is on both: the norm is 13.
 fn clip(ranks: &Ranks) -> Result<()> {
     let size = ranks.world_size();
-    let (split, whole) = (Var::zeros(1, DType::F64, &Device::Cpu)?, Var::zeros(1, DType::F64, &Device::Cpu)?);
+    let (split, whole) = (Var::zeros(1, DType::F64, &here())?, Var::zeros(1, DType::F64, &here())?);
     let named = vec![("split".into(), split.clone()), ("whole".into(), whole.clone())];
     let parallel = DataParallel::with(&alone(ranks)?, named, Settings::default())?;
     // candle has no gradient of 0 times a variable.
@@ -157,7 +157,7 @@ fn clip(ranks: &Ranks) -> Result<()> {
     let norm = parallel.clip_split(&mut gradients, 6.5, ranks, |name| name == "split")?;
     let expected = if size == 1 { 153f64.sqrt() } else { 13.0 };
     assert!((norm - expected).abs() < 1e-12, "{norm}");
-    let scaled = Tensor::full(12.0 * 6.5 / expected, 1, &Device::Cpu)?;
+    let scaled = Tensor::full(12.0 * 6.5 / expected, 1, &here())?;
     assert_close(gradients.get(&whole).expect("a gradient"), &scaled, 1e-12);
     let again = parallel.clip_split(&mut gradients, 100.0, ranks, |name| name == "split")?;
     assert!((again - 6.5).abs() < 1e-12);
@@ -171,13 +171,13 @@ fn clip(ranks: &Ranks) -> Result<()> {
 /// Ranks whose variables differ hear of it, all of them.
 fn differences(ranks: &Ranks) -> Result<()> {
     let shape = if ranks.rank() == 1 { 3 } else { 2 };
-    let variable = Var::zeros(shape, DType::F32, &Device::Cpu)?;
+    let variable = Var::zeros(shape, DType::F32, &here())?;
     let made = DataParallel::with(ranks, vec![("a".into(), variable)], Settings::default());
     match ranks.world_size() {
         1 => drop(made?),
         _ => assert!(made.unwrap_err().to_string().contains("rank 1 has other variables")),
     }
-    let integers = Var::zeros(2, DType::U32, &Device::Cpu)?;
+    let integers = Var::zeros(2, DType::U32, &here())?;
     let refused = DataParallel::with(ranks, vec![("ids".into(), integers)], Settings::default());
     assert!(refused.unwrap_err().to_string().contains("u32"));
     // Parameters of a layer are variables as any others.
@@ -188,7 +188,7 @@ fn differences(ranks: &Ranks) -> Result<()> {
         true,
         &Weights::variables(&alone(ranks)?, &variables, 1, DType::F32),
     )?;
-    layer.forward(&Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)?;
+    layer.forward(&Tensor::ones((1, 2), DType::F32, &here())?)?;
     assert_eq!(DataParallel::new(ranks, &variables)?.variables().len(), 2);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What is refused, and phalanx's errors through candle's.
 
-use crate::{Case, numbers};
-use candle_core::{DType, Device, Result, Tensor, Var};
+use crate::{Case, here, numbers};
+use candle_core::{DType, Result, Tensor, Var};
 use phalanx::ReduceOp;
 use phalanx_candle::{Ranks, kv_heads, phalanx_error};
 
@@ -57,7 +57,7 @@ fn mismatch(ranks: &Ranks) -> Result<()> {
     }
     let others = ranks.split(Some(0), 0)?.expect("all have a colour");
     let shape = if ranks.rank() == 0 { 3 } else { 4 };
-    let x = Tensor::zeros(shape, DType::F32, &Device::Cpu)?;
+    let x = Tensor::zeros(shape, DType::F32, &here())?;
     let error = others.all_reduce(&x, ReduceOp::Sum).and_then(|_| others.barrier()).unwrap_err();
     assert!(matches!(phalanx_error(&error), Some(phalanx::Error::Mismatch(_))), "{error}");
     let context = error.context("in a layer");

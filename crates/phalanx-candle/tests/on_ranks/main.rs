@@ -1,4 +1,5 @@
-//! Operations and layers against one rank: values and gradients, on ranks as threads and as processes.
+//! Operations and layers against one rank: values and gradients, on ranks as threads and as processes. With the feature
+//! `cuda` and on a machine with GPUs, each rank has one of them.
 
 mod checkpoints;
 mod collectives;
@@ -7,11 +8,12 @@ mod errors;
 mod examples;
 mod tensor_parallel;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_candle::Ranks;
 use phalanx_testkit::processes::{self, Launch};
-use phalanx_testkit::{Outcome, Scenario};
+use phalanx_testkit::{Outcome, Scenario, gpus};
+use std::cell::RefCell;
 use std::process::ExitCode;
 
 /// What each rank does, by name.
@@ -23,16 +25,27 @@ const CASES: [&[Case]; 5] =
 /// In a rank process: the case that its argument names.
 fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
     let (_, case) = CASES.concat().into_iter().find(|(name, _)| *name == args[0]).ok_or("no such case")?;
-    let run = || {
-        let ranks = Ranks::new(comm)?;
-        case(&ranks)?;
-        ranks.finalize()
-    };
+    let run = || perform(&Ranks::new(comm)?, case);
     run().map(|()| String::new()).map_err(|error| error.to_string())
 }
 
+fn perform(ranks: &Ranks, case: fn(&Ranks) -> Result<()>) -> Result<()> {
+    HERE.replace(ranks.device().clone());
+    case(ranks)?;
+    ranks.finalize()
+}
+
+thread_local! {
+    static HERE: RefCell<Device> = const { RefCell::new(Device::Cpu) };
+}
+
+/// Where this rank's tensors are.
+fn here() -> Device {
+    HERE.with_borrow(Device::clone)
+}
+
 fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Result<(), Failed> {
-    let outcomes = Ranks::run(count, |ranks| case(&ranks).and_then(|()| ranks.finalize()));
+    let outcomes = Ranks::run(count, |ranks| perform(&ranks, case));
     for (rank, outcome) in outcomes?.into_iter().enumerate() {
         outcome.map_err(|error| format!("rank {rank}: {error}"))?;
     }
@@ -44,13 +57,19 @@ fn main() -> ExitCode {
     if let Some(code) = processes::serve(&scenarios) {
         return code;
     }
+    let gpus = gpus::count().ok().filter(|_| cfg!(feature = "cuda"));
+    let (on_gpus, most) = (gpus.is_some(), gpus.unwrap_or(5));
     let mut trials = Vec::new();
     for (name, case) in CASES.concat() {
-        for count in 1..=5 {
+        for count in (1..=5).filter(|count| *count <= most) {
             trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
         }
-        for count in [2, 3] {
-            let run = move || Ok(Launch::new("case", count).arg(name).reports().map(drop)?);
+        for count in [2, 3, 4].into_iter().filter(|count| *count <= most.min(if on_gpus { 4 } else { 3 })) {
+            let launch = move || {
+                let launch = Launch::new("case", count).arg(name);
+                if on_gpus { launch.on_gpus().env("PHALANX_BACKEND", "nccl") } else { launch }
+            };
+            let run = move || Ok(launch().reports().map(drop)?);
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));
         }
     }
@@ -62,7 +81,7 @@ fn main() -> ExitCode {
 fn numbers(seed: usize, shape: &[usize]) -> Result<Tensor> {
     let len: usize = shape.iter().product();
     let number = |index: usize| ((index * 7 + seed * 13 + index / 5) % 11) as f64 - 5.0;
-    Tensor::from_vec((0..len).map(number).collect::<Vec<_>>(), shape, &candle_core::Device::Cpu)
+    Tensor::from_vec((0..len).map(number).collect::<Vec<_>>(), shape, &here())
 }
 
 /// The inner product.

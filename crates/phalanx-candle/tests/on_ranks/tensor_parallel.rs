@@ -1,7 +1,7 @@
 //! Layers against those of one rank.
 
-use crate::{Case, assert_close, numbers};
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use crate::{Case, assert_close, here, numbers};
+use candle_core::{D, DType, Result, Tensor, Var};
 use candle_nn::{Module, VarMap};
 use phalanx_candle::{
     ColumnParallelLinear, CrossEntropySettings, Ranks, RowParallelLinear, VocabParallelEmbedding, Weights,
@@ -114,8 +114,7 @@ fn sequence_parallel(ranks: &Ranks) -> Result<()> {
 /// Of 3 words, five ranks have fewer than one each.
 fn embedding(ranks: &Ranks) -> Result<()> {
     for vocabulary in [3usize, 11] {
-        let ids =
-            Tensor::from_vec((0..6).map(|i| (i * 5 % vocabulary) as u32).collect(), (2, 3), &Device::Cpu)?;
+        let ids = Tensor::from_vec((0..6).map(|i| (i * 5 % vocabulary) as u32).collect(), (2, 3), &here())?;
         let run = |ranks: &Ranks| -> Result<_> {
             let variables = VarMap::new();
             let weights = Weights::variables(ranks, &variables, 3, DType::F64);
@@ -143,7 +142,7 @@ fn cross_entropies(ranks: &Ranks) -> Result<()> {
             if let Some(ignored) = ignore {
                 targets[3] = ignored;
             }
-            let targets = Tensor::new(targets, &Device::Cpu)?;
+            let targets = Tensor::new(targets, &here())?;
             let whole = (numbers(1, &[5, vocabulary])? * scale)?;
             let settings = CrossEntropySettings { ignore_index: ignore, label_smoothing: smoothing };
             let own = part(&(0..vocabulary), ranks.world_size(), ranks.rank());
@@ -186,7 +185,7 @@ fn dense(
             weights[row * vocabulary + word] = weight / counted.len().max(1) as f64;
         }
     }
-    let weights = Tensor::from_vec(weights, (targets.len(), vocabulary), &Device::Cpu)?;
+    let weights = Tensor::from_vec(weights, (targets.len(), vocabulary), &here())?;
     let loss = (log * weights)?.sum_all()?.neg()?;
     let gradients = loss.backward()?;
     Ok((loss, gradients.get(logits).expect("a gradient").clone()))
@@ -196,14 +195,14 @@ fn dense(
 fn cross_entropy_known(ranks: &Ranks) -> Result<()> {
     let own = part(&(0..4), ranks.world_size(), ranks.rank());
     let logits: Vec<f64> = own.clone().map(|word| word as f64).collect();
-    let logits = Var::from_vec(logits, (1, own.len()), &Device::Cpu)?;
+    let logits = Var::from_vec(logits, (1, own.len()), &here())?;
     let settings = CrossEntropySettings { label_smoothing: 0.1, ..CrossEntropySettings::default() };
-    let loss = cross_entropy(ranks, &logits, &Tensor::new(&[3u32], &Device::Cpu)?, 4, settings)?;
+    let loss = cross_entropy(ranks, &logits, &Tensor::new(&[3u32], &here())?, 4, settings)?;
     assert!((loss.to_scalar::<f64>()? - 0.590190).abs() < 1e-6);
     let gradients = loss.backward()?;
     let known = [0.007059, 0.062144, 0.211883, -0.281086];
     if !own.is_empty() {
-        let known = Tensor::from_slice(&known[own.clone()], (1, own.len()), &Device::Cpu)?;
+        let known = Tensor::from_slice(&known[own.clone()], (1, own.len()), &here())?;
         assert_close(gradients.get(&logits).expect("a gradient"), &known, 1e-6);
     }
     Ok(())

@@ -7,18 +7,20 @@ use super::warps::Grid;
 pub async fn move_once(arguments: &Arguments, grid: &Grid, protocol: &'static Protocol, lane: usize) {
     let (mut once, mut step) = Once::new(arguments, grid, protocol, lane);
     once.send(&mut step).await;
-    let mut peer = arguments.rank();
-    for d in 0..arguments.ranks() {
+    let own = arguments.own_block();
+    if once.has(own.recv_steps) && own.recv != own.send {
+        load_step(&mut step, own.send, own.recv_bytes, once.start);
+        store_step(&step, own.recv, own.recv_bytes, once.start);
+    }
+    // The kernel reads several peers' slots at once.
+    for peer in (0..arguments.ranks()).filter(|peer| *peer != arguments.rank()) {
         let from = &arguments.peers[peer];
-        if once.has(from.recv_steps) && !(d == 0 && from.recv == from.send) {
-            if d == 0 {
-                load_step(&mut step, from.send, from.recv_bytes, once.start);
-            } else if !once.lane.receive(peer, &mut step, 1).await {
+        if once.has(from.recv_steps) {
+            if !once.lane.receive(peer, &mut step, 1).await {
                 return;
             }
             store_step(&step, from.recv, from.recv_bytes, once.start);
         }
-        peer = arguments.after(peer);
     }
     once.end();
 }

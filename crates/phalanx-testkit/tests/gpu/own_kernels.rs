@@ -505,7 +505,11 @@ fn memory_given_back(comm: Comm, _: &[String]) -> Outcome {
         let within = free()?;
         must("barrier", part.barrier())?;
         drop(buffer);
-        if fails { part.abort() } else { drop(part) }
+        if fails {
+            part.abort()
+        } else {
+            drop(part)
+        }
         Ok(within)
     };
     // The first makes the driver and NCCL take what they keep.

@@ -150,8 +150,28 @@ impl Communicator {
         if !self.is_alone.load(Ordering::Acquire) {
             self.control_channel.depart(departure);
         }
+        if self.all_leave.load(Ordering::Acquire) && self.control_channel.is_of_threads() && self.has_ended()
+        {
+            self.free_with_others();
+        }
         #[cfg(feature = "nccl")]
         super::watchdog::free_when_all_are_detached(self);
+    }
+
+    /// Frees memory, and comes back when the other ranks, threads of this process, have done so, too.
+    ///
+    /// The driver frees memory only while all GPUs that reach it are idle. A rank that went on could occupy its GPU with an
+    /// operation that waits for a rank that is still freeing.
+    fn free_with_others(&self) {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get()
+            && self.wait_for_end(|| self.control_channel.are_all_detached())
+        {
+            let _current = self.device.enter();
+            direct.free();
+        }
+        self.control_channel.publish_ended();
+        self.wait_for_end(|| self.control_channel.have_all_ended());
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.

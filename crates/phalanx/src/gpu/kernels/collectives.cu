@@ -133,6 +133,17 @@ template <class P> struct Once {
         }
     }
 
+    // Which of G ranks from `first` on have a step for this lane, as bits.
+    template <u32 G> __device__ __forceinline__ u32 senders(u32 first) const {
+        u32 found = 0;
+#pragma unroll
+        for (u32 g = 0; g < G; g++) {
+            const u32 peer = first + g;
+            if (peer < a.ranks && peer != a.rank && lane.lane < a.peers[peer].recv_steps) found |= 1 << g;
+        }
+        return found;
+    }
+
     __device__ __forceinline__ void end() {
         const Peer& peer = a.peers[lane.thread % MAX_RANKS];
         const u32 sends = lane.lane < peer.send_steps, receives = lane.lane < peer.recv_steps;
@@ -142,20 +153,28 @@ template <class P> struct Once {
     }
 };
 
-template <class P> static __device__ void move_once(const Arguments& a) {
+// G ranks' steps are read at once.
+template <class P, u32 G> static __device__ void move_once(const Arguments& a) {
     u64 v[P::UNITS];
     Once<P> once(a, v);
     once.send(v);
-    u32 peer = a.rank;
+    const Peer& self = a.peers[a.rank];
+    if (once.lane.lane < self.recv_steps && self.recv != self.send) {
+        load_step<P>(v, self.send + once.start, (long long)(self.recv_bytes - once.start));
+        store_step<P>(v, self.recv + once.start, (long long)(self.recv_bytes - once.start));
+    }
 #pragma unroll 1
-    for (u32 d = 0; d < a.ranks; d++, peer = once.after(peer)) {
-        const Peer& from = a.peers[peer];
-        if (once.lane.lane >= from.recv_steps || (d == 0 && from.recv == from.send)) continue;
-        if (d == 0)
-            load_step<P>(v, from.send + once.start, (long long)(from.recv_bytes - once.start));
-        else if (!once.lane.receive(a.own, a.rank, peer, v, 1))
-            return;
-        store_step<P>(v, from.recv + once.start, (long long)(from.recv_bytes - once.start));
+    for (u32 first = 0; first < a.ranks; first += G) {
+        const u32 senders = once.template senders<G>(first);
+        if (senders == 0) continue;
+        u64 theirs[G][P::UNITS];
+        if (!once.lane.template receive_from<G>(a.own, a.rank, first, senders, theirs, 1)) return;
+#pragma unroll
+        for (u32 g = 0; g < G; g++) {
+            const Peer& from = a.peers[(first + g) % MAX_RANKS];
+            if (senders >> g & 1)
+                store_step<P>(theirs[g], from.recv + once.start, (long long)(from.recv_bytes - once.start));
+        }
     }
     once.end();
 }
@@ -195,11 +214,19 @@ template <class P> static __device__ void move(const Arguments& a) {
 
 #ifndef ELEMENT
 
+template <class P> static __device__ __forceinline__ void move_short_or_long(const Arguments& a) {
+    if (!a.once)
+        move<P>(a);
+    else if (a.ranks == 2)
+        move_once<P, 1>(a);
+    else
+        move_once<P, 4>(a);
+}
 extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll(const __grid_constant__ Arguments a) {
-    a.once ? move_once<Ll>(a) : move<Ll>(a);
+    move_short_or_long<Ll>(a);
 }
 extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll128(const __grid_constant__ Arguments a) {
-    a.once ? move_once<Ll128>(a) : move<Ll128>(a);
+    move_short_or_long<Ll128>(a);
 }
 
 #else
@@ -259,7 +286,8 @@ template <class P, class A> struct Reducer {
     }
 };
 
-template <class P, class A> static __device__ void reduce_once(const Arguments& a) {
+// G ranks' steps are read at once.
+template <class P, class A, u32 G> static __device__ void reduce_once(const Arguments& a) {
     u64 mine[P::UNITS], v[P::UNITS];
     Once<P> once(a, v);
     const Peer& self = a.peers[a.rank];
@@ -274,17 +302,20 @@ template <class P, class A> static __device__ void reduce_once(const Arguments& 
     if (combines) {
         Sum<P, ELEMENT, A> sum;
 #pragma unroll 1
-        for (u32 rank = 0; rank < a.ranks; rank++) {
-            if (rank == a.rank) {
+        for (u32 first = 0; first < a.ranks; first += G) {
+            u64 theirs[G][P::UNITS];
+            if (!once.lane.template receive_from<G>(a.own, a.rank, first, once.template senders<G>(first), theirs, 1)) return;
 #pragma unroll
-                for (u32 u = 0; u < P::UNITS; u++) v[u] = mine[u];
-            } else if (!once.lane.receive(a.own, a.rank, rank, v, 1)) {
-                return;
+            for (u32 g = 0; g < G; g++) {
+                const u32 rank = first + g;
+                if (rank >= a.ranks) break;
+#pragma unroll
+                for (u32 u = 0; u < P::UNITS; u++) v[u] = rank == a.rank ? mine[u] : theirs[g][u];
+                if (rank == 0)
+                    sum.first(v);
+                else
+                    sum.add(v, a.op);
             }
-            if (rank == 0)
-                sum.first(v);
-            else
-                sum.add(v, a.op);
         }
         sum.finish(v, a.op, a.ranks);
         store_step<P>(v, self.recv + once.start, (long long)(self.recv_bytes - once.start));
@@ -326,6 +357,15 @@ template <class P, class A> static __device__ void reduce(const Arguments& a) {
         if (exchange.lane.aborted) return;
     }
     exchange.end();
+}
+
+template <class P, class A> static __device__ __forceinline__ void reduce_short_or_long(const Arguments& a) {
+    if (!a.once)
+        reduce<P, A>(a);
+    else if (a.ranks == 2)
+        reduce_once<P, A, 2>(a);
+    else
+        reduce_once<P, A, P::AT_ONCE>(a);
 }
 
 // An all_reduce in two hops: every rank combines one block, and gives it to all. A peer's `send` and `recv` are its block.
@@ -383,21 +423,18 @@ template <class P, class A> static __device__ void two_hops(const Arguments& a) 
 
 #define NAMED(name, type) phalanx_##name##_##type
 #define NAME(name, type) NAMED(name, type)
-#define KERNEL(name, body)                                                                          \
+// `body` takes a protocol and the type that is combined in.
+#define KERNEL(name, P, body)                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 3)                                            \
-    NAME(name, TYPE)(const __grid_constant__ Arguments a) {                                      \
+    NAME(name, TYPE)(const __grid_constant__ Arguments a) {                                         \
         if (sizeof(ELEMENT::Wide) > sizeof(ELEMENT::Acc) && a.op == AVG)                            \
-            body(ELEMENT::Wide);                                                                    \
+            body<P, ELEMENT::Wide>(a);                                                              \
         else                                                                                        \
-            body(ELEMENT::Acc);                                                                     \
+            body<P, ELEMENT::Acc>(a);                                                               \
     }
-#define REDUCE_LL(A) a.once ? reduce_once<Ll, A>(a) : reduce<Ll, A>(a)
-#define REDUCE_LL128(A) a.once ? reduce_once<Ll128, A>(a) : reduce<Ll128, A>(a)
-#define TWO_HOPS_LL(A) two_hops<Ll, A>(a)
-#define TWO_HOPS_LL128(A) two_hops<Ll128, A>(a)
-KERNEL(reduce_ll, REDUCE_LL)
-KERNEL(reduce_ll128, REDUCE_LL128)
-KERNEL(two_hops_ll, TWO_HOPS_LL)
-KERNEL(two_hops_ll128, TWO_HOPS_LL128)
+KERNEL(reduce_ll, Ll, reduce_short_or_long)
+KERNEL(reduce_ll128, Ll128, reduce_short_or_long)
+KERNEL(two_hops_ll, Ll, two_hops)
+KERNEL(two_hops_ll128, Ll128, two_hops)
 
 #endif

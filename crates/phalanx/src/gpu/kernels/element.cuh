@@ -145,23 +145,27 @@ template <class P, class T, class A> struct Sum {
     }
 
     __device__ __forceinline__ void add(const u64 (&v)[P::UNITS], u32 op) {
-        switch (op) {
-            case PROD: return add_by<PROD>(v);
-            case MIN: return add_by<MIN>(v);
-            case MAX: return add_by<MAX>(v);
-            default: return add_by<SUM>(v);
-        }
+        // Not a switch: its table would be one more thing to wait for.
+        if (op == SUM || op == AVG) return add_by<SUM>(v);
+        if (op == MAX) return add_by<MAX>(v);
+        if (op == MIN) return add_by<MIN>(v);
+        add_by<PROD>(v);
     }
 
     __device__ __forceinline__ void finish(u64 (&v)[P::UNITS], u32 op, u32 ranks) {
+        if (op == AVG) divide(ranks);
 #pragma unroll
         for (u32 u = 0; u < P::UNITS; u++) {
             v[u] = 0;
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) {
-                const A x = op == AVG ? acc[u][i] / (A)ranks : acc[u][i];
-                v[u] |= T::down(x) << (T::SIZE % 8 * i * 8);
-            }
+            for (u32 i = 0; i < EACH; i++) v[u] |= T::down(acc[u][i]) << (T::SIZE % 8 * i * 8);
         }
+    }
+
+    __device__ __forceinline__ void divide(u32 ranks) {
+#pragma unroll
+        for (u32 u = 0; u < P::UNITS; u++)
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) acc[u][i] = acc[u][i] / (A)ranks;
     }
 };
