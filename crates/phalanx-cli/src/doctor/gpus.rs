@@ -31,7 +31,42 @@ pub fn cuda() -> Result<()> {
     for (pairs, text) in links(count)? {
         fact(pairs, text)?;
     }
+    if count > 1 {
+        fact("phalanx's own kernels", own_kernels(count)?)?;
+    }
     Ok(())
+}
+
+/// Whether ranks on these GPUs use phalanx's own kernels, or why not.
+fn own_kernels(count: usize) -> Result<String> {
+    const VARIABLE: &str = "PHALANX_GPU_ALGORITHM";
+    if std::env::var(VARIABLE).is_ok_and(|value| value == "nccl") {
+        return Ok(format!("not used: {VARIABLE} is nccl"));
+    }
+    let mut over_nvlink = true;
+    for from in 0..count {
+        let capability = Gpu::number(from)?.capability()?;
+        if capability
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .is_some_and(|major: u32| major < 7)
+        {
+            return Ok(format!("not with GPU {from}: it is older than compute capability 7.0"));
+        }
+        for to in from + 1..count {
+            let link = Gpu::number(from)?.link(Gpu::number(to)?)?;
+            if !link.access {
+                return Ok(format!("not between {from} and {to}: neither reaches the other's memory"));
+            }
+            over_nvlink &= link.atomics;
+        }
+    }
+    Ok(match over_nvlink {
+        true => "between all, by LL and LL128",
+        false => "between all, by LL alone: lines of 128 bytes may not arrive whole over PCIe",
+    }
+    .into())
 }
 
 fn describe(number: usize) -> Result<String> {

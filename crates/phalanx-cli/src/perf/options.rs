@@ -11,6 +11,7 @@ use crate::parse;
 use crate::size;
 use anyhow::{Result, bail, ensure};
 use phalanx::DType;
+use phalanx::nccl::GpuAlgorithm;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -74,6 +75,10 @@ pub struct PerfArgs {
     /// directly; on GPUs, memory registered with NCCL. 2: on GPUs, symmetric windows.
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2), default_value = "0", allow_negative_numbers = true, help_heading = WORK)]
     registration: u8,
+    /// GPUs: what carries collectives out. auto: the fastest for each call; nccl; or one of phalanx's own kernels for all that
+    /// have one: ll, ll128, two_hops_ll, two_hops_ll128 [default: PHALANX_GPU_ALGORITHM, else auto]
+    #[arg(long, value_name = "NAME", value_parser = values::algorithm, help_heading = WORK)]
+    algorithm: Option<GpuAlgorithm>,
 
     /// Timed iterations of each size [default: 10 to 20000, fewer for larger sizes; on GPUs 20]
     #[arg(short = 'n', long = "iters", value_name = "N", value_parser = values::count, allow_negative_numbers = true, help_heading = MEASUREMENT)]
@@ -202,6 +207,7 @@ impl PerfArgs {
             checks: if operation.has_data() { self.checks } else { 0 },
             timeout: self.timeout,
             backend: self.backend()?,
+            algorithm: self.algorithm,
             registration: match self.registration {
                 0 => Registration::None,
                 1 => Registration::Local,
@@ -322,6 +328,14 @@ mod tests {
         assert!(plan.registration == Registration::Local && plan.per_iteration);
         assert_eq!((plan.backend, plan.graph_launches, plan.cpu_time), (Backend::Auto, 0, false));
         assert!(!plan.blocking && self::plan("all_reduce -z 1").blocking);
+    }
+
+    #[test]
+    fn an_algorithm_of_gpus_has_its_name() {
+        assert_eq!(plan("all_reduce").algorithm, None);
+        assert_eq!(plan("all_reduce --algorithm two_hops_ll").algorithm, Some(GpuAlgorithm::TwoHopsLl));
+        let refused = parse("phalanx perf all_reduce --algorithm ring").unwrap_err().to_string();
+        assert!(refused.contains("ring") && refused.contains("ll128"), "{refused}");
     }
 
     #[test]

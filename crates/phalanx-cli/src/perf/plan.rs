@@ -9,6 +9,7 @@ use super::report::Average;
 use crate::size;
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
+use phalanx::nccl::GpuAlgorithm;
 use phalanx::{BackendKind, Comm, DType};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct Plan {
     pub checks: usize,
     pub timeout: Option<Duration>,
     pub backend: Backend,
+    /// What carries collectives on GPUs out; `None`: what the environment says.
+    pub algorithm: Option<GpuAlgorithm>,
     pub registration: Registration,
     /// The loop average that is reported as the time; `None`: the median. On GPUs it always is a loop
     /// average.

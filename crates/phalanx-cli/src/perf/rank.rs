@@ -50,6 +50,11 @@ fn builder(plan: &Plan) -> Builder {
     if let Some(timeout) = plan.timeout {
         builder = builder.timeout(timeout);
     }
+    if plan.algorithm.is_some() {
+        let mut config = phalanx::nccl::Config::default();
+        config.gpu_algorithm = plan.algorithm;
+        builder = builder.nccl(config);
+    }
     builder
 }
 

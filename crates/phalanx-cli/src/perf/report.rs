@@ -47,6 +47,9 @@ pub struct Options {
     pub warmup: Option<usize>,
     pub aggregate: usize,
     pub checks: usize,
+    /// What carried collectives on GPUs out, if `--algorithm` said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_algorithm: Option<String>,
     pub memory: Memory,
     /// The ranks' GPUs, if they have any, in rank order.
     #[serde(default)]
@@ -326,6 +329,7 @@ pub mod samples {
                 warmup: None,
                 aggregate: 1,
                 checks: 1,
+                gpu_algorithm: None,
                 memory: Memory::Private,
                 gpus: Vec::new(),
                 library: None,

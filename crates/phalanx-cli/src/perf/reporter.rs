@@ -10,6 +10,7 @@ use super::options::PerfArgs;
 use super::plan::{Plan, Registration};
 use super::progress::Progress;
 use super::report::{FORMAT, Memory, Options, RankGpu, RankKind, Report, Row, TimeKind};
+use super::values;
 use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
@@ -75,6 +76,7 @@ impl Reporter {
             warmup: plan.warmup.or(enqueued.then_some(enqueued::WARMUP)),
             aggregate: plan.aggregate,
             checks: plan.checks,
+            gpu_algorithm: plan.algorithm.map(values::name_of).filter(|_| on_gpus),
             memory: match plan.registration {
                 _ if one_sided => Memory::Symmetric,
                 Registration::None if on_gpus => Memory::Gpu,

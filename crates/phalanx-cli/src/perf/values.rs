@@ -5,6 +5,7 @@ use super::report::Average;
 use crate::parse;
 use clap::ValueEnum;
 use phalanx::DType;
+use phalanx::nccl::GpuAlgorithm;
 
 /// One value, or each in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,19 @@ pub fn reduction(text: &str) -> Result<Choice<RedOp>, String> {
         let names: Vec<&str> = RedOp::ALL.iter().map(|op| op.name()).collect();
         format!("{text:?} is no reduction: expected {} or all", names.join(", "))
     })
+}
+
+/// Reads what carries collectives on GPUs out.
+pub fn algorithm(text: &str) -> Result<GpuAlgorithm, String> {
+    let found = GpuAlgorithm::NAMES.into_iter().find(|(name, _)| *name == text);
+    let names = || GpuAlgorithm::NAMES.map(|(name, _)| name).join(", ");
+    found.map(|(_, algorithm)| algorithm).ok_or_else(|| format!("there is no {text}; there are: {}", names()))
+}
+
+/// The name by which [`algorithm`] reads it.
+pub fn name_of(algorithm: GpuAlgorithm) -> String {
+    let named = GpuAlgorithm::NAMES.into_iter().find(|(_, known)| *known == algorithm);
+    named.map_or_else(|| format!("{algorithm:?}"), |(name, _)| name.into())
 }
 
 /// Reads an element type, by this library's name or the reference benchmark's.

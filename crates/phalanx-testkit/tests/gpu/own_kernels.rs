@@ -15,8 +15,8 @@ use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::result::mem_get_info;
 use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
 use phalanx::cudarc::driver::{CudaSlice, DeviceRepr};
-use phalanx::nccl::Graph;
-use phalanx::{Comm, PreMulSum, ReduceOp, bf16};
+use phalanx::nccl::{Config, GpuAlgorithm, Graph};
+use phalanx::{BackendKind, Comm, PreMulSum, ReduceOp, bf16};
 use phalanx_testkit::emulated::{Emulated, on_own_kernels};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::random::{self, Random};
@@ -36,6 +36,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/aborted_graph", aborted_graph),
     Scenario::rank("own_kernels/memory", memory_given_back),
     Scenario::rank("own_kernels/memory_of_many", memory_of_many),
+    Scenario::process("own_kernels/setting", |_| setting()),
 ];
 
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
@@ -98,6 +99,12 @@ pub fn trials() -> Vec<Trial> {
         let launch =
             launch("memory_of_many", "processes", 2).env("NCCL_MAX_CTAS", "1").env("NCCL_MIN_CTAS", "1");
         Ok(on_own_kernels("ll", 2, launch).map(drop)?)
+    }));
+    trials.push(Trial::test("own_kernels/setting", || {
+        perform(
+            &Emulated::new()?.own_kernels("nccl"),
+            Launch::alone("own_kernels/setting").deadline(DEADLINE),
+        )
     }));
     trials.push(Trial::test("own_kernels/not_opened", not_opened));
     trials
@@ -493,6 +500,29 @@ fn memory_of_many(comm: Comm, _: &[String]) -> Outcome {
         of_all += before - free_bytes(&comm)?.min(before);
     }
     assert!(2 * of_all < 3 * ROUNDS * of_one, "{} of {of_one} bytes on average", of_all / ROUNDS);
+    done()
+}
+
+/// A program's setting comes before the environment's, which is NCCL here. Only own kernels reduce 16-bit integers.
+fn setting() -> Outcome {
+    for (algorithm, is_own) in
+        [(Some(GpuAlgorithm::Ll), true), (Some(GpuAlgorithm::Nccl), false), (None, false)]
+    {
+        let mut config = Config::default();
+        config.gpu_algorithm = algorithm;
+        let ranks = Comm::builder().backend(BackendKind::Nccl).nccl(config).run(2, |comm| {
+            let mut buffer = stream(&comm).clone_htod(&[3i16; 9]).context(|| "upload".into())?;
+            match comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum) {
+                Ok(()) => same("sum", &download(&comm, &buffer)?, &[6; 9]).map(|()| true),
+                Err(_) => Ok(false),
+            }
+        });
+        for used in must("run", ranks)? {
+            if used? != is_own {
+                return Err(format!("with {algorithm:?} own kernels are used: {}", !is_own));
+            }
+        }
+    }
     done()
 }
 

@@ -33,6 +33,8 @@ mod surface;
 
 #[cfg(feature = "nccl")]
 pub use crate::backend::nccl::device_comm::KernelArgument;
+#[cfg(feature = "nccl")]
+pub use crate::backend::nccl::direct::GpuAlgorithm;
 pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
 #[cfg(feature = "nccl")]
 pub use device_comm::{

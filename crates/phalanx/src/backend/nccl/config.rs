@@ -21,6 +21,9 @@ pub struct Config {
     /// still holds a thread (`ncclCommRevoke`, 2.28.7; with an older library it ends the process, and says
     /// why).
     pub non_blocking: bool,
+    /// What carries collectives on GPUs out, the same on all ranks. Default: `PHALANX_GPU_ALGORITHM`, else the fastest for each call.
+    #[cfg(feature = "nccl")]
+    pub gpu_algorithm: Option<super::direct::GpuAlgorithm>,
     /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the
     /// number of ranks; the same on all ranks (`ncclCommInitRankScalable`, 2.23; default 1,
     /// `ncclCommInitRankConfig`). All connect to the rank that made their id: with thousands of ranks one is

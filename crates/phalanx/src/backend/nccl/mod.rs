@@ -71,7 +71,6 @@ use crate::contract::{Backend, Call, Operation, Shape, Transfer};
 use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
 #[cfg(feature = "nccl")]
-use crate::rendezvous::environment::variable;
 use crate::types::error::{Result, UsageError};
 use communicator::Communicator;
 #[cfg(feature = "nccl")]
@@ -101,7 +100,7 @@ pub(crate) struct NcclSettings {
     pub check: bool,
     /// Whether own kernels are used, and which.
     #[cfg(feature = "nccl")]
-    pub algorithm: direct::Preference,
+    pub algorithm: direct::GpuAlgorithm,
     /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank,
     /// it would wait forever.
     pub driver: Option<ThreadId>,
@@ -111,9 +110,9 @@ impl NcclSettings {
     /// Settings, with what the environment says of own kernels.
     pub fn from_environment(config: Config, check: bool) -> Result<NcclSettings> {
         #[cfg(feature = "nccl")]
-        let algorithm = {
-            const NAME: &str = "PHALANX_GPU_ALGORITHM";
-            direct::Preference::parse(NAME, variable(NAME).as_deref())?
+        let algorithm = match config.gpu_algorithm {
+            Some(algorithm) => algorithm,
+            None => direct::GpuAlgorithm::of_variable("PHALANX_GPU_ALGORITHM")?,
         };
         Ok(NcclSettings {
             config,

@@ -1,6 +1,10 @@
 //! Ends a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with
 //! a bound. `ncclCommDestroy` and `ncclCommAbort` free the C communicator: no call may follow.
 //!
+//! The driver frees memory only while all GPUs of the process that reach it are idle. So ranks that are threads of one
+//! process end a communicator together: one that went on could occupy its GPU with an operation that waits for a rank that is
+//! still freeing.
+//!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and hangs if one of them aborts instead. So
 //! all ranks decide alike, by what all of them see: if the communicator has failed, it is aborted; otherwise
 //! it is finalized once all ranks have left. A rank that leaves early does not wait for that: a thread does.
@@ -22,6 +26,9 @@ use std::time::Duration;
 
 /// `NCCL_REVOKE_DEFAULT`, the only flag that exists.
 const REVOKE_DEFAULT: i32 = 0;
+
+/// How long a rank that drops a communicator waits for the others that are threads of this process.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Longest pause between two checks whether the other ranks have left.
 const SELDOM: Duration = Duration::from_millis(50);
@@ -140,6 +147,7 @@ impl Communicator {
             // Publish the failure before other ranks can notice the abort.
             self.control_channel.depart(departure);
             self.abort();
+            self.control_channel.publish_ended();
             #[cfg(feature = "nccl")]
             super::watchdog::free_when_all_are_detached(self);
             return;
@@ -150,33 +158,34 @@ impl Communicator {
         if !self.is_alone.load(Ordering::Acquire) {
             self.control_channel.depart(departure);
         }
-        if self.all_leave.load(Ordering::Acquire) && self.control_channel.is_of_threads() && self.has_ended()
-        {
-            self.free_with_others();
+        if self.has_ended() {
+            self.free_together();
         }
         #[cfg(feature = "nccl")]
         super::watchdog::free_when_all_are_detached(self);
     }
 
-    /// Frees memory, and comes back when the other ranks, threads of this process, have done so, too.
-    ///
-    /// The driver frees memory only while all GPUs that reach it are idle. A rank that went on could occupy its GPU with an
-    /// operation that waits for a rank that is still freeing.
-    fn free_with_others(&self) {
+    /// Frees memory, and comes back when the other ranks have done so, too, if they are threads of this process and all leave.
+    fn free_together(&self) {
+        let channel = &self.control_channel;
+        let is_together = channel.is_of_threads() && channel.have_all_left() && channel.check().is_ok();
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get()
-            && self.wait_for_end(|| self.control_channel.are_all_detached())
+            && is_together
+            && wait_for(ENDING, || channel.are_all_detached())
         {
             let _current = self.device.enter();
             direct.free();
         }
-        self.control_channel.publish_ended();
-        self.wait_for_end(|| self.control_channel.have_all_ended());
+        channel.publish_ended();
+        if is_together {
+            wait_for(ENDING, || channel.have_all_ended());
+        }
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
     pub(crate) fn wait_at_exit(&self) {
-        let has_ended = || self.wait_for_end(|| self.has_ended());
+        let has_ended = || wait_for(ENDING, || self.has_ended());
         if !has_ended() {
             self.end_alone();
             has_ended();
@@ -190,18 +199,6 @@ impl Communicator {
             self.control_channel.depart_alone();
         }
         self.abort();
-    }
-
-    /// Waits with a bound; false if it has passed.
-    fn wait_for_end(&self, is_over: impl Fn() -> bool) -> bool {
-        let since = RunInstant::now();
-        while !is_over() {
-            if since.elapsed() > ENDING {
-                return false;
-            }
-            nap(since);
-        }
-        true
     }
 
     /// Decides how the communicator ends, the same on all ranks: finalized (true), aborted (false), or not
@@ -230,6 +227,7 @@ impl Communicator {
         if !orderly {
             self.end_alone();
         }
+        self.free_together();
     }
 
     /// Leaves the communicator; false if it has to be aborted.
@@ -254,12 +252,16 @@ impl Communicator {
         }
         // Tell peers that still need this rank before the shutdown, which may take long.
         self.control_channel.depart(Departure::Left);
-        if !self.library.ends_together() {
+        let is_of_threads = self.control_channel.is_of_threads();
+        if !self.library.ends_together() && !is_of_threads {
             return self.finish();
         }
-        if self.all_leave.load(Ordering::Acquire) {
-            self.wait_for_end(|| self.outcome_of_all().is_some());
-        }
+        let limit = match self.all_leave.load(Ordering::Acquire) {
+            true => ENDING,
+            false if is_of_threads => TOGETHER,
+            false => Duration::ZERO,
+        };
+        wait_for(limit, || self.outcome_of_all().is_some());
         if let Some(orderly) = self.outcome_of_all() {
             return orderly && self.finish();
         }
@@ -382,6 +384,18 @@ impl Shutdown {
             unsafe { destroy(self.handle.0) };
         }
     }
+}
+
+/// Waits with a limit; false if it has passed.
+fn wait_for(limit: Duration, is_over: impl Fn() -> bool) -> bool {
+    let since = RunInstant::now();
+    while !is_over() {
+        if since.elapsed() >= limit {
+            return false;
+        }
+        nap(since);
+    }
+    true
 }
 
 /// Sleeps for a sixteenth of the time waited so far, within bounds.

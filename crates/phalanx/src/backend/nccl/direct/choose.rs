@@ -6,6 +6,7 @@
 use super::tunables::*;
 use crate::contract::{Call, Operation};
 use crate::gpu::kernels::KernelModule;
+use crate::rendezvous::environment::variable;
 use crate::types::dtype::DType;
 use crate::types::error::UsageError;
 use crate::types::memory::Space;
@@ -44,42 +45,56 @@ impl Algorithm {
     }
 }
 
-/// What `PHALANX_GPU_ALGORITHM` asks for.
+/// What carries collectives on GPUs out: NCCL, or phalanx's own kernels. See [`Config::gpu_algorithm`](super::super::Config).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Preference {
-    /// The fastest.
+#[non_exhaustive]
+pub enum GpuAlgorithm {
+    /// The fastest for each call.
     #[default]
     Auto,
-    /// The library, for all.
-    Library,
-    /// Own kernels by this protocol, for all that have one; and whether all_reduces take two hops.
-    Own { protocol: Protocol, two_hops: bool },
+    /// NCCL, for all.
+    Nccl,
+    /// Own kernels, for all that have one: every rank sends each other what is for it, in packets of 4 bytes of data and 4 of flag.
+    Ll,
+    /// The same in lines of 120 bytes of data and 8 of flag, where these arrive whole (NVLink; else as `Ll`).
+    Ll128,
+    /// As `Ll`; in an all_reduce each rank combines a part, and gives it to all.
+    TwoHopsLl,
+    /// As `Ll128`, with all_reduces in two hops.
+    TwoHopsLl128,
 }
 
-impl Preference {
-    const NAMES: [(&str, Preference); 6] = [
-        ("auto", Preference::Auto),
-        ("nccl", Preference::Library),
-        ("ll", Preference::Own { protocol: Protocol::Ll, two_hops: false }),
-        ("ll128", Preference::Own { protocol: Protocol::Ll128, two_hops: false }),
-        ("two_hops_ll", Preference::Own { protocol: Protocol::Ll, two_hops: true }),
-        ("two_hops_ll128", Preference::Own { protocol: Protocol::Ll128, two_hops: true }),
+impl GpuAlgorithm {
+    /// All, with their names as `PHALANX_GPU_ALGORITHM` has them.
+    pub const NAMES: [(&str, GpuAlgorithm); 6] = [
+        ("auto", GpuAlgorithm::Auto),
+        ("nccl", GpuAlgorithm::Nccl),
+        ("ll", GpuAlgorithm::Ll),
+        ("ll128", GpuAlgorithm::Ll128),
+        ("two_hops_ll", GpuAlgorithm::TwoHopsLl),
+        ("two_hops_ll128", GpuAlgorithm::TwoHopsLl128),
     ];
 
-    pub fn parse(name: &str, value: Option<&str>) -> Result<Preference, UsageError> {
-        let Some(value) = value else { return Ok(Preference::Auto) };
-        let found = Preference::NAMES.iter().find(|(name, _)| *name == value);
-        found.map(|(_, preference)| *preference).ok_or_else(|| UsageError::Setting {
+    /// What a variable asks for.
+    pub(crate) fn of_variable(name: &str) -> Result<GpuAlgorithm, UsageError> {
+        let Some(value) = variable(name) else { return Ok(GpuAlgorithm::Auto) };
+        let found = GpuAlgorithm::NAMES.iter().find(|(name, _)| *name == value);
+        found.map(|(_, algorithm)| *algorithm).ok_or_else(|| UsageError::Setting {
             name: name.into(),
-            value: value.into(),
-            expected: Preference::NAMES.map(|(name, _)| name).join(", "),
+            value,
+            expected: GpuAlgorithm::NAMES.map(|(name, _)| name).join(", "),
         })
     }
 
-    /// One word, for comparison between the ranks.
-    pub fn code(self) -> u64 {
-        let place = Preference::NAMES.iter().position(|(_, preference)| *preference == self);
-        place.expect("all are named") as u64
+    /// The protocol of own kernels, and whether all_reduces take two hops; `None` unless own kernels are forced.
+    fn forced(self) -> Option<(Protocol, bool)> {
+        match self {
+            GpuAlgorithm::Auto | GpuAlgorithm::Nccl => None,
+            GpuAlgorithm::Ll => Some((Protocol::Ll, false)),
+            GpuAlgorithm::Ll128 => Some((Protocol::Ll128, false)),
+            GpuAlgorithm::TwoHopsLl => Some((Protocol::Ll, true)),
+            GpuAlgorithm::TwoHopsLl128 => Some((Protocol::Ll128, true)),
+        }
     }
 }
 
@@ -89,7 +104,7 @@ pub(crate) struct GpuTopology {
     pub ranks: usize,
     /// Lines of 128 bytes arrive whole.
     pub nvlink: bool,
-    pub preference: Preference,
+    pub algorithm: GpuAlgorithm,
 }
 
 /// The own kernel that carries a call out; `None` if the library does.
@@ -104,31 +119,31 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     };
     let longest = call.blocks.longest() * call.dtype.size();
     // A call's settings are the library's.
-    if longest == 0 || call.config.is_some() || topology.preference == Preference::Library {
+    if longest == 0 || call.config.is_some() || topology.algorithm == GpuAlgorithm::Nccl {
         return None;
     }
     let module = if reduced { KernelModule::Reduce(call.dtype) } else { KernelModule::Move };
     // NCCL has no reductions of 16-bit integers.
     let only_own = reduced && matches!(call.dtype, DType::I16 | DType::U16);
-    if let Preference::Own { protocol, two_hops } = topology.preference {
+    if let Some((protocol, two_hops)) = topology.algorithm.forced() {
         let protocol = if topology.nvlink { protocol } else { Protocol::Ll };
         return Some(Algorithm { module, protocol, two_hops: two_hops && call.operation == AllReduce });
     }
+    let peers = topology.ranks - 1;
     let limit = match call.operation {
         _ if !topology.nvlink => LONGEST_LL,
         AllGather | AllGatherV => LONGEST_GATHERED,
+        _ if topology.ranks == 2 => LONGEST,
+        AllToAll => LONGEST_TO_EACH / peers,
+        Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV => LONGEST_OF_ROOT / peers,
         _ => LONGEST,
     };
     if longest > limit && !only_own {
         return None;
     }
-    let two_hops =
-        call.operation == AllReduce && topology.ranks > 2 && longest * (topology.ranks - 1) > ONE_HOP;
+    let two_hops = call.operation == AllReduce && topology.ranks > 2 && longest * peers > ONE_HOP;
     let hop = if two_hops { longest / topology.ranks } else { longest };
-    let protocol = match topology.nvlink && hop > if reduced { LL_REDUCED } else { LL_MOVED } {
-        true => Protocol::Ll128,
-        false => Protocol::Ll,
-    };
+    let protocol = if topology.nvlink && hop > LONGEST_BY_LL { Protocol::Ll128 } else { Protocol::Ll };
     Some(Algorithm { module, protocol, two_hops })
 }
 

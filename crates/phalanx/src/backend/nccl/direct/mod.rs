@@ -19,6 +19,7 @@ mod launch;
 mod setup;
 mod tunables;
 
-pub(crate) use choose::{Algorithm, Preference, is_empty_of_own_type};
+pub use choose::GpuAlgorithm;
+pub(crate) use choose::{Algorithm, is_empty_of_own_type};
 pub(crate) use launch::KernelLaunch;
 pub(crate) use setup::Direct;

@@ -1,6 +1,6 @@
 //! Memory that peers write to: allocated, exchanged, opened, given back.
 
-use super::choose::{GpuTopology, Preference};
+use super::choose::{GpuAlgorithm, GpuTopology};
 use super::launch::Order;
 use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice, PinnedMemory};
@@ -36,7 +36,7 @@ const CLEARING: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy)]
 struct Offer {
     able: bool,
-    preference: u64,
+    algorithm: u64,
     address: u64,
     gpu: [u64; 2],
     handle: [u64; 8],
@@ -47,7 +47,7 @@ impl Offer {
 
     fn words(&self) -> [u64; Offer::WORDS] {
         let mut words = [0; Offer::WORDS];
-        words[..3].copy_from_slice(&[u64::from(self.able), self.preference, self.address]);
+        words[..3].copy_from_slice(&[u64::from(self.able), self.algorithm, self.address]);
         words[3..5].copy_from_slice(&self.gpu);
         words[5..].copy_from_slice(&self.handle);
         words
@@ -56,7 +56,7 @@ impl Offer {
     fn from_words(words: &[u64; Offer::WORDS]) -> Offer {
         Offer {
             able: words[0] != 0,
-            preference: words[1],
+            algorithm: words[1],
             address: words[2],
             gpu: [words[3], words[4]],
             handle: std::array::from_fn(|i| words[5 + i]),
@@ -89,19 +89,19 @@ impl Direct {
     pub unsafe fn set_up(
         host_channel: &dyn HostChannel,
         device: &GpuDevice,
-        preference: Preference,
+        algorithm: GpuAlgorithm,
     ) -> Result<Option<Direct>> {
         let (rank, ranks) = (host_channel.rank(), host_channel.world_size());
         if ranks == 1 {
             return Ok(None);
         }
         let _current = device.enter();
-        let begun = Begun::new(host_channel, device, preference);
+        let begun = Begun::new(host_channel, device, algorithm);
         let offer = match &begun {
-            Ok(begun) => begun.offer(preference),
+            Ok(begun) => begun.offer(algorithm),
             Err(reason) => {
                 crate::os::log::debug!(rank, "no own GPU kernels: {reason}");
-                Offer { able: false, preference: preference.code(), address: 0, gpu: [0; 2], handle: [0; 8] }
+                Offer { able: false, algorithm: algorithm as u64, address: 0, gpu: [0; 2], handle: [0; 8] }
             }
         };
         let mut all = vec![[0u64; Offer::WORDS]; ranks];
@@ -215,13 +215,13 @@ struct Begun {
 }
 
 impl Begun {
-    fn new(host_channel: &dyn HostChannel, device: &GpuDevice, preference: Preference) -> Result<Begun> {
+    fn new(host_channel: &dyn HostChannel, device: &GpuDevice, algorithm: GpuAlgorithm) -> Result<Begun> {
         let ranks = host_channel.world_size();
         let gpu = device.cuda().ok_or_else(|| refusal("the GPU is not NVIDIA's"))?;
         if ranks > MAX_RANKS || host_channel.host_topology().num_hosts() > 1 {
             return Err(refusal("they are for at most 16 ranks of one host"));
         }
-        if preference == Preference::Library {
+        if algorithm == GpuAlgorithm::Nccl {
             return Err(refusal("PHALANX_GPU_ALGORITHM=nccl"));
         }
         let driver = driver()?;
@@ -243,12 +243,12 @@ impl Begun {
             }
             let id = gpu_ids()?[device.ordinal()];
             let abort_word = PinnedMemory::new(device, 4)?;
-            let topology = GpuTopology { ranks, nvlink: true, preference };
+            let topology = GpuTopology { ranks, nvlink: true, algorithm };
             Ok(Begun { gpu, id, memory, abort_word, handle, topology })
         })
     }
 
-    fn offer(&self, preference: Preference) -> Offer {
+    fn offer(&self, algorithm: GpuAlgorithm) -> Offer {
         let mut handle = [0; 8];
         for (word, bytes) in handle.iter_mut().zip(self.handle.reserved.chunks_exact(8)) {
             *word = u64::from_ne_bytes(std::array::from_fn(|i| bytes[i] as u8));
@@ -257,7 +257,7 @@ impl Begun {
         let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
         Offer {
             able: true,
-            preference: preference.code(),
+            algorithm: algorithm as u64,
             address: self.memory.start() as u64,
             gpu: [word(low), word(high)],
             handle,
@@ -266,7 +266,7 @@ impl Begun {
 
     /// Opens the peers' memory.
     fn open(&self, rank: usize, offers: &[Offer], is_of_threads: bool) -> Result<Opened> {
-        if offers.iter().any(|offer| offer.preference != offers[0].preference) {
+        if offers.iter().any(|offer| offer.algorithm != offers[0].algorithm) {
             return Err(refusal("PHALANX_GPU_ALGORITHM differs between the ranks"));
         }
         let ids = gpu_ids()?;

@@ -1,5 +1,5 @@
-//! Sizes and thresholds of phalanx's own kernels. Measured between two H100 over NVLink, 2026-11-27, with
-//! `phalanx perf <operation> -b 8 -e 32M -f 2 --algorithm <algorithm>` (see docs/benchmarks/gpu-kernels.md).
+//! Sizes and thresholds of phalanx's own kernels. Measured between two and four H200 over NVLink, 2026-11-28, with
+//! `phalanx perf <operation> -G 20 -b 8 -e 64M -f 2 --algorithm <algorithm>` (see docs/benchmarks/gpu-kernels.md).
 
 /// Most ranks of a communicator: threads of a warp keep the numbers of one peer each, in half a warp.
 pub(crate) const MAX_RANKS: usize = 16;
@@ -14,18 +14,20 @@ pub(crate) const LL128_STEP: usize = 960;
 pub(crate) const LL128_LANES: usize = 1024;
 
 /// Longest block, in bytes, that goes by LL; longer ones by LL128.
-pub(crate) const LL_REDUCED: usize = 8 << 10;
-pub(crate) const LL_MOVED: usize = 32 << 10;
+pub(crate) const LONGEST_BY_LL: usize = 32 << 10;
 
 /// Longest block that goes by an own kernel; NCCL carries longer ones out. An all_gather's blocks cross the link at once, and NCCL is
 /// as fast from 4 MiB on.
 pub(crate) const LONGEST: usize = 8 << 20;
 pub(crate) const LONGEST_GATHERED: usize = 2 << 20;
+/// Among more than two ranks, in bytes times peers: blocks of an all_to_all; and of operations with a root, whose link carries all.
+pub(crate) const LONGEST_TO_EACH: usize = 4 << 20;
+pub(crate) const LONGEST_OF_ROOT: usize = 2 << 20;
 /// The same where GPUs reach each other over PCIe, by LL alone.
 pub(crate) const LONGEST_LL: usize = 64 << 10;
 
 /// Longest all_reduce, in bytes times peers, in which every rank sends everything to every other; longer ones take two hops.
-pub(crate) const ONE_HOP: usize = 128 << 10;
+pub(crate) const ONE_HOP: usize = 768 << 10;
 
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
