@@ -45,8 +45,10 @@ fn here() -> Device {
 }
 
 fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Result<(), Failed> {
-    let outcomes = Ranks::run(count, |ranks| perform(&ranks, case));
-    for (rank, outcome) in outcomes?.into_iter().enumerate() {
+    // NCCL compares calls only if it is told to.
+    let builder = phalanx::Comm::builder().check(true);
+    let outcomes = builder.run(count, |comm| perform(&Ranks::new(comm)?, case))?;
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
         outcome.map_err(|error| format!("rank {rank}: {error}"))?;
     }
     Ok(())
@@ -67,14 +69,23 @@ fn main() -> ExitCode {
         for count in [2, 3, 4].into_iter().filter(|count| *count <= most.min(if on_gpus { 4 } else { 3 })) {
             let launch = move || {
                 let launch = Launch::new("case", count).arg(name);
-                if on_gpus { launch.on_gpus().env("PHALANX_BACKEND", "nccl") } else { launch }
+                if on_gpus {
+                    launch.on_gpus().env("PHALANX_BACKEND", "nccl").env("PHALANX_CHECK", "1")
+                } else {
+                    launch
+                }
             };
             let run = move || Ok(launch().reports().map(drop)?);
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));
         }
     }
     trials.extend(examples::trials());
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    let mut args = Arguments::from_args();
+    if on_gpus {
+        // The trials share them.
+        args.test_threads = Some(1);
+    }
+    libtest_mimic::run(&args, trials).exit_code()
 }
 
 /// Some numbers: small integers, so that sums in any order are the same.

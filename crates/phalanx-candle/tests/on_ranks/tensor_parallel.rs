@@ -225,7 +225,7 @@ fn few_kv_heads(ranks: &Ranks) -> Result<()> {
         let mut outputs = Vec::new();
         for index in 0..own {
             let of = index * own_kv / own;
-            let take = |start: usize| y.narrow(1, start * head, head);
+            let take = |start: usize| y.narrow(1, start * head, head)?.contiguous();
             let (q, k, v) = (take(index)?, take(own + of)?, take(own + own_kv + of)?);
             let scores = candle_nn::ops::softmax(&q.matmul(&k.t()?)?, D::Minus1)?;
             outputs.push(scores.matmul(&v)?);

@@ -132,6 +132,18 @@ impl Communicator {
         self.fail(error)
     }
 
+    /// For an error of a part that was being made: this communicator's own failure, if a lost rank is the reason.
+    #[cold]
+    pub(crate) fn own_failure(&self, announced: &AnnouncedCall, since: RunInstant, of_part: Error) -> Error {
+        if !of_part.is_fatal() {
+            return of_part;
+        }
+        match self.control_channel.check_peers(announced, since) {
+            Ok(()) => of_part,
+            Err(failure) => self.fail(failure),
+        }
+    }
+
     /// Waits until all have arrived.
     #[cold]
     pub(crate) fn wait_for_arrival(&self, arrival: &mut Arrival) -> Result<()> {

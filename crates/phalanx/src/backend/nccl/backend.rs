@@ -9,6 +9,7 @@ use crate::contract::{
     Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, StreamSyncOps, Transfer,
 };
 use crate::control::host_channel::HostChannel;
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
 use crate::types::memory::{Allocation, Space};
 use phalanx_sys::nccl::Flavour;
@@ -155,12 +156,13 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         unsafe { self.prepare(&call) }?;
         parent.check_awake(call.operation)?;
-        let (announced, _) = parent.next_collective(&call, false);
+        let ((announced, _), since) = (parent.next_collective(&call, false), RunInstant::now());
         // SAFETY: the caller's contract.
         let channel =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel(color, key) })?;
+        let named = |error| parent.own_failure(&announced, since, error);
         match channel {
-            Some(channel) => Ok(Some(Box::new(self.part(channel)?))),
+            Some(channel) => Ok(Some(Box::new(self.part(channel).map_err(named)?))),
             // Before 2.18 the parts are independent.
             None if parent.library.ncclCommSplit.is_none() => Ok(None),
             None => parent.take_no_part(&announced, self.settings.config.raw(parent.library)?).map(|()| None),
@@ -174,11 +176,13 @@ impl Backend for NcclComm {
         // SAFETY: the caller's contract.
         unsafe { self.prepare(&call) }?;
         parent.check_awake(call.operation)?;
-        let (announced, _) = parent.next_collective(&call, false);
+        let ((announced, _), since) = (parent.next_collective(&call, false), RunInstant::now());
         // SAFETY: the caller's contract.
         let channels =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel_grid(grid) })?;
-        channels.into_iter().map(|channel| Ok(Box::new(self.part(channel)?) as Box<dyn Backend>)).collect()
+        let named = |error| parent.own_failure(&announced, since, error);
+        let part = |channel| Ok(Box::new(self.part(channel).map_err(named)?) as Box<dyn Backend>);
+        channels.into_iter().map(part).collect()
     }
 
     fn collectives_of_split_grid(&self, _groups: usize) -> u64 {
