@@ -26,6 +26,9 @@
 //! rank gets the parts of all ranks and adds them in rank order, so the norm has the same bits everywhere, and so has each decision that is
 //! made from it.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use crate::device::{Device, Host, Number, Overlap};
 use crate::mesh::{Layout, Mesh, Placement};
 use crate::sharding::ShardedGroup;

@@ -1,0 +1,207 @@
+//! Memory of an NVIDIA GPU.
+
+pub(crate) mod kernels;
+mod overlap;
+
+use super::{Device, Number};
+use crate::Result;
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result};
+use kernels::{ELEMENTS, Images, find, grid_of_fours};
+use phalanx::DType;
+use std::mem::size_of;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Memory and processors of an NVIDIA GPU, on one stream. Needs the feature `cuda`.
+///
+/// Everything is enqueued on the stream, in the order of the calls; only [`download`](Device::download) waits. Communication that is
+/// started ([`Overlap`](super::Overlap)) goes on a second stream, and cudarc's events keep the two in order. Results are those of
+/// [`Host`](super::Host), to the bit where arithmetic is element by element; NaNs may have other bits.
+///
+/// An operation of a communicator that fails leaves its buffers as they are: the communicator's next call reports the error, so call
+/// [`Comm::sync`](phalanx::Comm::sync) where numbers of the GPU decide what to do.
+///
+/// ```no_run
+/// use phalanx_train::device::{Device, Gpu};
+///
+/// let comm = phalanx::init()?;
+/// let gpu = Gpu::new(comm.cuda_stream().expect("ranks with GPUs"))?;
+/// let mut ones = gpu.zeros::<f32>(4)?;
+/// gpu.fill(&mut gpu.view_mut(&mut ones, 0..4), 1.0)?;
+/// assert_eq!(gpu.download(&gpu.view(&ones, 0..4))?, [1.0; 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    stream: Arc<CudaStream>,
+    /// Of communication that goes on beside.
+    side: Arc<CudaStream>,
+}
+
+impl Gpu {
+    /// The GPU of a stream, whose work goes there: of a communicator's, [`Comm::cuda_stream`](phalanx::Comm::cuda_stream).
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) if the driver makes no second stream.
+    pub fn new(stream: &Arc<CudaStream>) -> Result<Gpu> {
+        Ok(Gpu { stream: stream.clone(), side: stream.context().new_stream()? })
+    }
+
+    /// The stream of everything but started communication.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    pub(crate) fn kernel(
+        &self,
+        images: &Images,
+        name: &'static str,
+        types: &'static [DType],
+    ) -> Result<CudaFunction> {
+        find(self.stream.context(), images, name, types)
+    }
+
+    /// Memory with anything in it.
+    pub(crate) fn uninit<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
+        let context = self.stream.context();
+        context.bind_to_thread()?;
+        // The driver has no allocations of 0 bytes.
+        let bytes = (len * size_of::<T>()).max(1);
+        // SAFETY: the context is current; the memory is the slice's, which frees it as cudarc's own.
+        unsafe {
+            let address = if context.has_async_alloc() {
+                result::malloc_async(self.stream.cu_stream(), bytes)?
+            } else {
+                result::malloc_sync(bytes)?
+            };
+            Ok(self.stream.upgrade_device_ptr(address, len))
+        }
+    }
+}
+
+/// The types of a kernel.
+pub(crate) trait Types {
+    const OF: &'static [DType];
+}
+
+impl<A: Number> Types for (A,) {
+    const OF: &'static [DType] = &[A::DTYPE];
+}
+
+impl<A: Number, B: Number> Types for (A, B) {
+    const OF: &'static [DType] = &[A::DTYPE, B::DTYPE];
+}
+
+/// Numbers as bytes, for copies.
+fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {
+    // SAFETY: numbers have no padding, and any byte can be read.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+pub(crate) fn check(a: usize, b: usize) {
+    assert_eq!(a, b, "views of one length");
+}
+
+impl Device for Gpu {
+    type Buffer<T: Number> = CudaSlice<T>;
+    type View<'a, T: Number> = CudaView<'a, T>;
+    type ViewMut<'a, T: Number> = CudaViewMut<'a, T>;
+
+    fn zeros<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
+        let mut buffer = self.uninit::<T>(len)?;
+        // SAFETY: bytes of the whole buffer.
+        let bytes = unsafe { buffer.transmute_mut::<u8>(len * size_of::<T>()) };
+        self.stream.memset_zeros(&mut bytes.expect("all of it"))?;
+        Ok(buffer)
+    }
+
+    fn upload<T: Number>(&self, numbers: &[T]) -> Result<CudaSlice<T>> {
+        let mut buffer = self.uninit::<T>(numbers.len())?;
+        // SAFETY: bytes of the whole buffer.
+        let bytes = unsafe { buffer.transmute_mut::<u8>(size_of_val(numbers)) };
+        self.stream.memcpy_htod(bytes_of(numbers), &mut bytes.expect("all of it"))?;
+        Ok(buffer)
+    }
+
+    fn download<T: Number>(&self, from: &CudaView<'_, T>) -> Result<Vec<T>> {
+        let mut numbers = vec![T::default(); from.len()];
+        let len = size_of_val(&numbers[..]);
+        // SAFETY: bytes of the whole view; numbers without padding, which any bytes are.
+        let (bytes, to) = unsafe {
+            let to = std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len);
+            (from.transmute::<u8>(len).expect("all of it"), to)
+        };
+        self.stream.memcpy_dtoh(&bytes, to)?;
+        self.stream.synchronize()?;
+        Ok(numbers)
+    }
+
+    fn view<'a, T: Number>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
+        buffer.slice(range)
+    }
+
+    fn view_mut<'a, T: Number>(
+        &self,
+        buffer: &'a mut CudaSlice<T>,
+        range: Range<usize>,
+    ) -> CudaViewMut<'a, T> {
+        buffer.slice_mut(range)
+    }
+
+    fn reborrow<'a, T: Number>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {
+        view.as_view()
+    }
+
+    fn convert<A: Number, B: Number>(
+        &self,
+        from: &CudaView<'_, A>,
+        to: &mut CudaViewMut<'_, B>,
+    ) -> Result<()> {
+        let len = from.len();
+        check(len, to.len());
+        if A::DTYPE == B::DTYPE {
+            // SAFETY: one type; bytes of the whole views.
+            let (from, to) = unsafe { (from.transmute(len), to.transmute_mut::<A>(len)) };
+            self.stream.memcpy_dtod::<A, _, _>(&from.expect("all of it"), &mut to.expect("all of it"))?;
+            return Ok(());
+        }
+        let kernel = self.kernel(&ELEMENTS, "convert", <(A, B)>::OF)?;
+        let mut launch = self.stream.launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; it stays within the views.
+        unsafe { launch.arg(from).arg(to).arg(&len).launch(grid_of_fours(len)) }?;
+        Ok(())
+    }
+
+    fn add<A: Number, B: Number>(
+        &self,
+        factor: f64,
+        from: &CudaView<'_, A>,
+        to: &mut CudaViewMut<'_, B>,
+    ) -> Result<()> {
+        let len = from.len();
+        check(len, to.len());
+        let kernel = self.kernel(&ELEMENTS, "add", <(A, B)>::OF)?;
+        let mut launch = self.stream.launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; it stays within the views.
+        unsafe { launch.arg(&factor).arg(from).arg(to).arg(&len).launch(grid_of_fours(len)) }?;
+        Ok(())
+    }
+
+    fn scale<T: Number>(&self, data: &mut CudaViewMut<'_, T>, factor: f64) -> Result<()> {
+        let len = data.len();
+        let kernel = self.kernel(&ELEMENTS, "scale", <(T,)>::OF)?;
+        let mut launch = self.stream.launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; it stays within the view.
+        unsafe { launch.arg(data).arg(&factor).arg(&len).launch(grid_of_fours(len)) }?;
+        Ok(())
+    }
+
+    fn fill<T: Number>(&self, data: &mut CudaViewMut<'_, T>, value: f64) -> Result<()> {
+        let len = data.len();
+        let kernel = self.kernel(&ELEMENTS, "fill", <(T,)>::OF)?;
+        let mut launch = self.stream.launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; it stays within the view.
+        unsafe { launch.arg(data).arg(&value).arg(&len).launch(grid_of_fours(len)) }?;
+        Ok(())
+    }
+}
