@@ -6,6 +6,8 @@
 #[cfg(target_os = "linux")]
 mod arithmetic;
 #[cfg(target_os = "linux")]
+mod asynchronous;
+#[cfg(target_os = "linux")]
 mod gradients;
 #[cfg(target_os = "linux")]
 mod same;
@@ -17,7 +19,7 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let scenarios = [arithmetic::SCENARIOS, gradients::SCENARIOS].concat();
+    let scenarios = [arithmetic::SCENARIOS, asynchronous::SCENARIOS, gradients::SCENARIOS].concat();
     if let Some(code) = phalanx_testkit::processes::serve(&scenarios) {
         return code;
     }
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let mut trials = world::trials(arithmetic::SCENARIOS, world::ALONE, gpus);
+    trials.extend(world::trials(asynchronous::SCENARIOS, world::TOGETHER, gpus));
     trials.extend(world::trials(gradients::SCENARIOS, world::TOGETHER, gpus));
     libtest_mimic::run(&args, trials).exit_code()
 }
