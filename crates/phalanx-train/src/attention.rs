@@ -8,6 +8,9 @@
 //!
 //! Queries, keys and values are `[tokens, heads, size]`, a rank's first chunk before its second; log-sum-exps are `[tokens, heads]`.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use crate::device::{Device, Host, Number};
 use crate::mesh::layout::part;
 use crate::pipeline::{Channel, Messages};

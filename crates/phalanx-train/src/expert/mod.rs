@@ -33,6 +33,8 @@
 //! Where the loss is a mean over each rank's own tokens, and other gradients are averaged over the ranks, multiply them by
 //! [`gradient_factor`](Experts::gradient_factor); then the result is that of a run without expert parallelism.
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod rows;
 mod statistics;
 

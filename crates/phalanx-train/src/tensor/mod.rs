@@ -38,6 +38,8 @@
 //! of unlike length: the first ranks have one more, as everywhere ([`Layout`](crate::mesh::Layout)).
 
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod host;
 mod linear;
 

@@ -10,6 +10,8 @@ mod asynchronous;
 #[cfg(target_os = "linux")]
 mod gradients;
 #[cfg(target_os = "linux")]
+mod layers;
+#[cfg(target_os = "linux")]
 mod same;
 #[cfg(target_os = "linux")]
 mod world;
@@ -19,7 +21,7 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let scenarios = [arithmetic::SCENARIOS, asynchronous::SCENARIOS, gradients::SCENARIOS].concat();
+    let scenarios = [arithmetic::SCENARIOS, asynchronous::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
     if let Some(code) = phalanx_testkit::processes::serve(&scenarios) {
         return code;
     }
@@ -31,8 +33,9 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let mut trials = world::trials(arithmetic::SCENARIOS, world::ALONE, gpus);
-    trials.extend(world::trials(asynchronous::SCENARIOS, world::TOGETHER, gpus));
-    trials.extend(world::trials(gradients::SCENARIOS, world::TOGETHER, gpus));
+    for scenarios in [asynchronous::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS] {
+        trials.extend(world::trials(scenarios, world::TOGETHER, gpus));
+    }
     libtest_mimic::run(&args, trials).exit_code()
 }
 

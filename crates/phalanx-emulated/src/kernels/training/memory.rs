@@ -44,6 +44,18 @@ pub struct Buffer<T> {
 }
 
 impl<T: Number> Buffer<T> {
+    /// Nothing of it is written but what `change` changes.
+    pub fn change(&self, change: impl FnOnce(&mut [T])) {
+        let mut numbers = self.read();
+        change(&mut numbers);
+        self.write(&numbers);
+    }
+
+    /// A part of it, or of what is behind it if its length is not known.
+    pub fn part(&self, start: usize, len: usize) -> Buffer<T> {
+        Buffer { range: self.range.part(start * T::SIZE, len * T::SIZE), of: PhantomData }
+    }
+
     pub fn read(&self) -> Vec<T> {
         self.range.read().chunks_exact(T::SIZE).map(T::read).collect()
     }
@@ -53,6 +65,13 @@ impl<T: Number> Buffer<T> {
         bytes.chunks_exact_mut(T::SIZE).zip(numbers).for_each(|(bytes, number)| number.write(bytes));
         self.range.write(&bytes);
     }
+}
+
+/// The sum of what the threads of a block have added up, each of every 256th number.
+pub fn sum_of_columns(numbers: impl Iterator<Item = f64>) -> f64 {
+    let mut sums = vec![0.0; THREADS];
+    numbers.enumerate().for_each(|(at, number)| sums[at % THREADS] += number);
+    block_sum(sums)
 }
 
 /// The sum over a block's threads, in the block's order.

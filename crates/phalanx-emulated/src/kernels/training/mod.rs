@@ -2,11 +2,15 @@
 //!
 //! `number.rs` has the types, `memory.rs` a launch's parameters and buffers; each other file is one of the kernels' files.
 
+mod attention;
+mod compress;
 mod elements;
 mod memory;
 mod norm;
 mod number;
 mod optimizer;
+mod rows;
+mod tensor;
 
 use crate::base::call::Code;
 use crate::base::pointers::In;
@@ -25,8 +29,8 @@ type Task = Box<dyn Fn() + Send + Sync>;
 pub fn work(name: &str, blocks: c_uint, parameters: In<*mut c_void>) -> Option<Result<Arc<dyn Work>, Code>> {
     let name = name.strip_prefix(PREFIX)?;
     let parameters = Parameters::new(parameters, blocks as usize);
-    let task = elements::task(name, &parameters)
-        .or_else(|| optimizer::task(name, &parameters))
-        .or_else(|| norm::task(name, &parameters))?;
+    let files =
+        [elements::task, optimizer::task, norm::task, tensor::task, rows::task, compress::task, attention::task];
+    let task = files.into_iter().find_map(|task| task(name, &parameters))?;
     Some(task.map(|task| -> Arc<dyn Work> { Arc::new(Plain(task)) }))
 }

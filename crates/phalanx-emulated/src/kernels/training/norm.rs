@@ -1,7 +1,7 @@
 //! Sums of squares (`norm.cu`).
 
 use super::Task;
-use super::memory::{Parameters, THREADS, block_sum};
+use super::memory::{Parameters, THREADS, block_sum, sum_of_columns};
 use super::number::{Number, of_type};
 use crate::base::call::Code;
 
@@ -21,9 +21,7 @@ fn squares<T: Number>(given: &Parameters) -> Result<Task, Code> {
 fn add_sums(given: &Parameters) -> Result<Task, Code> {
     let (partial, to) = (given.buffer::<f64>(0, given.value(2)?)?, given.buffer::<f64>(1, 1)?);
     Ok(Box::new(move || {
-        let mut sums = vec![0.0; THREADS];
-        partial.read().into_iter().enumerate().for_each(|(i, sum)| sums[i % THREADS] += sum);
-        to.write(&[to.read()[0] + block_sum(sums)]);
+        to.write(&[to.read()[0] + sum_of_columns(partial.read().into_iter())]);
     }))
 }
 

@@ -47,6 +47,7 @@ impl Real for f64 {
 pub trait Number: Copy + Default + Send + Sync + 'static {
     /// What it is computed with.
     type Real: Real;
+    /// Bytes.
     const SIZE: usize = size_of::<Self>();
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
@@ -89,6 +90,29 @@ macro_rules! numbers {
         }
     )*};
 }
+
+/// Bytes and list entries, which are moved and not computed with.
+macro_rules! integers {
+    ($($ty:ty),*) => {$(
+        impl Number for $ty {
+            type Real = f64;
+            fn read(bytes: &[u8]) -> $ty {
+                <$ty>::from_ne_bytes(bytes.try_into().expect("bytes of an element"))
+            }
+            fn write(self, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&self.to_ne_bytes());
+            }
+            fn wide(self) -> f64 {
+                f64::from(self)
+            }
+            fn down(x: f64) -> $ty {
+                x as $ty
+            }
+        }
+    )*};
+}
+
+integers!(u8, u32);
 
 numbers! {
     f32: f32, f64::from, |x| x as f32;

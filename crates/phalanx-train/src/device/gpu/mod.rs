@@ -5,7 +5,7 @@ mod overlap;
 
 use super::{Device, Number};
 use crate::Result;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg, result};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
 use std::mem::size_of;
@@ -62,7 +62,7 @@ impl Gpu {
     }
 
     /// Memory with anything in it.
-    pub(crate) fn uninit<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
+    pub(crate) fn uninit<T>(&self, len: usize) -> Result<CudaSlice<T>> {
         let context = self.stream.context();
         context.bind_to_thread()?;
         // The driver has no allocations of 0 bytes.
@@ -76,6 +76,22 @@ impl Gpu {
             };
             Ok(self.stream.upgrade_device_ptr(address, len))
         }
+    }
+
+    /// Memory with zero bytes.
+    pub(crate) fn zeroed<T>(&self, len: usize) -> Result<CudaSlice<T>> {
+        let mut buffer = self.uninit::<T>(len)?;
+        // SAFETY: bytes of the whole buffer.
+        let bytes = unsafe { buffer.transmute_mut::<u8>(len * size_of::<T>()) };
+        self.stream.memset_zeros(&mut bytes.expect("all of it"))?;
+        Ok(buffer)
+    }
+
+    /// A copy of a list of the host.
+    pub(crate) fn upload_list<V: DeviceRepr + Default>(&self, list: &[V]) -> Result<CudaSlice<V>> {
+        // The driver has no allocations of 0 bytes.
+        let none = [V::default()];
+        Ok(self.stream.clone_htod(if list.is_empty() { &none[..] } else { list })?)
     }
 }
 
@@ -108,11 +124,7 @@ impl Device for Gpu {
     type ViewMut<'a, T: Number> = CudaViewMut<'a, T>;
 
     fn zeros<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
-        let mut buffer = self.uninit::<T>(len)?;
-        // SAFETY: bytes of the whole buffer.
-        let bytes = unsafe { buffer.transmute_mut::<u8>(len * size_of::<T>()) };
-        self.stream.memset_zeros(&mut bytes.expect("all of it"))?;
-        Ok(buffer)
+        self.zeroed(len)
     }
 
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<CudaSlice<T>> {

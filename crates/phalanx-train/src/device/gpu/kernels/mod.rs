@@ -37,9 +37,13 @@ macro_rules! modules {
 }
 
 modules! {
+    ATTENTION: "attention";
+    COMPRESS: "compress";
     ELEMENTS: "elements";
     NORM: "norm";
     OPTIMIZER: "optimizer";
+    ROWS: "rows";
+    TENSOR: "tensor";
 }
 
 /// A kernel: its module, its name, and the types that it is for.
@@ -103,4 +107,9 @@ pub(crate) fn grid(threads: usize) -> LaunchConfig {
 /// A grid for so many elements, of which a thread takes four at a time.
 pub(crate) fn grid_of_fours(elements: usize) -> LaunchConfig {
     grid(elements.div_ceil(4))
+}
+
+/// A grid for so many rows, of which a block takes one at a time.
+pub(crate) fn grid_of_rows(rows: usize) -> LaunchConfig {
+    grid(rows.min(BLOCKS) * THREADS)
 }

@@ -88,6 +88,31 @@ static __device__ __forceinline__ f64 block_sum(f64 own) {
     return sums[0];
 }
 
+// The greatest of the block's threads, for all of them.
+static __device__ __forceinline__ f64 block_greatest(f64 own) {
+    __shared__ f64 greatest[THREADS];
+    __syncthreads();
+    greatest[threadIdx.x] = own;
+    for (u32 half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) greatest[threadIdx.x] = fmax(greatest[threadIdx.x], greatest[threadIdx.x + half]);
+    }
+    __syncthreads();
+    return greatest[0];
+}
+
+// Calls `body` with each row that is this block's.
+template <class F> static __device__ __forceinline__ void each_row(size_t rows, F body) {
+    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) body(row);
+}
+
+// Calls `body` with each column that is this thread's.
+template <class F> static __device__ __forceinline__ void each_column(size_t columns, F body) {
+    for (size_t column = threadIdx.x; column < columns; column += THREADS) body(column);
+}
+
+constexpr u32 NONE = 0xffffffff;  // no row, and no target
+
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
 #define EACH(X) X(f32) X(f64) X(f16) X(bf16)
 // Of all pairs of types.
