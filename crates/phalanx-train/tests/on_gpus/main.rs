@@ -8,6 +8,8 @@ mod arithmetic;
 #[cfg(target_os = "linux")]
 mod asynchronous;
 #[cfg(target_os = "linux")]
+mod chains;
+#[cfg(target_os = "linux")]
 mod gradients;
 #[cfg(target_os = "linux")]
 mod layers;
@@ -21,8 +23,9 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let scenarios = [arithmetic::SCENARIOS, asynchronous::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
-    if let Some(code) = phalanx_testkit::processes::serve(&scenarios) {
+    let together = [asynchronous::SCENARIOS, chains::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
+    let all = [arithmetic::SCENARIOS, &together].concat();
+    if let Some(code) = phalanx_testkit::processes::serve(&all) {
         return code;
     }
     let mut args = Arguments::from_args();
@@ -33,9 +36,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let mut trials = world::trials(arithmetic::SCENARIOS, world::ALONE, gpus);
-    for scenarios in [asynchronous::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS] {
-        trials.extend(world::trials(scenarios, world::TOGETHER, gpus));
-    }
+    trials.extend(world::trials(&together, world::TOGETHER, gpus));
     libtest_mimic::run(&args, trials).exit_code()
 }
 

@@ -5,12 +5,13 @@ mod overlap;
 
 use super::{Device, Number};
 use crate::Result;
+use crate::pipeline::gpu::Lines;
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg, result};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
 use std::mem::size_of;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Memory and processors of an NVIDIA GPU, on one stream. Needs the feature `cuda`.
 ///
@@ -36,6 +37,8 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     /// Of communication that goes on beside.
     side: Arc<CudaStream>,
+    /// Connections for messages.
+    pub(crate) lines: Option<Arc<Mutex<Lines>>>,
 }
 
 impl Gpu {
@@ -44,7 +47,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver makes no second stream.
     pub fn new(stream: &Arc<CudaStream>) -> Result<Gpu> {
-        Ok(Gpu { stream: stream.clone(), side: stream.context().new_stream()? })
+        Ok(Gpu { stream: stream.clone(), side: stream.context().new_stream()?, lines: None })
     }
 
     /// The stream of everything but started communication.
