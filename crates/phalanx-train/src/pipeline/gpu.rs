@@ -60,7 +60,9 @@ impl Lines {
                     let role = role(rank, ranks, *distance, set);
                     let color = role.map(|(sender, _)| sender as u32);
                     let key = i64::from(role.is_some_and(|(_, receiver)| receiver == rank));
-                    let Some((pair, (sender, receiver))) = comm.split(color, key)?.zip(role) else { continue };
+                    let Some((pair, (sender, receiver))) = comm.split(color, key)?.zip(role) else {
+                        continue;
+                    };
                     let line = Line { comm: pair, stream: gpu.stream().context().new_stream()? };
                     line.connect(gpu)?;
                     if rank == sender {
@@ -79,7 +81,11 @@ impl Line {
     /// Sends something once: the library connects at the first message, for which it waits.
     fn connect(&self, gpu: &Gpu) -> Result<()> {
         let mut nothing = gpu.zeros::<f32>(1)?;
-        if self.comm.rank() == SENDER { self.send(&nothing)? } else { self.receive(&mut nothing)? }
+        if self.comm.rank() == SENDER {
+            self.send(&nothing)?
+        } else {
+            self.receive(&mut nothing)?
+        }
         Ok(self.comm.sync()?)
     }
 

@@ -58,8 +58,8 @@ pub(crate) mod gpu;
 mod schedule;
 mod timeline;
 
+pub use executor::{Channel, Messages, Pipeline, Position, Stage, mean_loss, reduce_tied_gradient};
 #[cfg(feature = "cuda")]
 pub use gpu::Sending;
-pub use executor::{Channel, Messages, Pipeline, Position, Stage, mean_loss, reduce_tied_gradient};
 pub use schedule::{Action, Kind, Schedule};
 pub use timeline::{Costs, Timeline};

@@ -14,7 +14,8 @@ const LENGTHS: [usize; 6] = [0, 1, 3, 5, 4099, 70_001];
 
 /// Numbers of many sizes, with what is not finite among them.
 fn numbers<T: Number>(len: usize, salt: usize) -> Vec<T> {
-    let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 6e-8, 1e-40, 65_519.0, 65_520.0, 1e39];
+    let special =
+        [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 6e-8, 1e-40, 65_519.0, 65_520.0, 1e39];
     let number = |at: usize| match at + salt {
         at if at % 23 == 7 => special[at / 23 % special.len()],
         at => ((at * 37 + 11) as f64 * 0.618).sin() * 10f64.powi((at % 9) as i32 - 4),
@@ -74,13 +75,13 @@ fn optimizers<D: ElementWise>(_: &Comm, device: &D) -> Result<Results> {
 
 fn steps<D: ElementWise, M: Number>(device: &D, results: &mut Results) -> Result<()> {
     let (adamw, len) = (AdamW::new(0.01), 5003);
-    let number = |salt: usize| (0..len).map(|at| M::from_f64(((at * 31 + salt) as f64 * 0.37).sin())).collect();
+    let number =
+        |salt: usize| (0..len).map(|at| M::from_f64(((at * 31 + salt) as f64 * 0.37).sin())).collect();
     let number: &dyn Fn(usize) -> Vec<M> = &number;
     for nesterov in [false, true] {
         let sgd = Sgd { learning_rate: 0.1, momentum: 0.9, nesterov, weight_decay: 0.01 };
         let [mut a, mut b] = [device.upload(&number(0))?, device.upload(&number(0))?];
-        let mut states =
-            [device.zeros::<M>(len)?, device.zeros::<M>(len)?, device.zeros::<M>(len)?];
+        let mut states = [device.zeros::<M>(len)?, device.zeros::<M>(len)?, device.zeros::<M>(len)?];
         for step in 1..4 {
             let gradient = device.upload(&number(step as usize))?;
             let gradient = device.view(&gradient, 0..len);

@@ -9,8 +9,10 @@ use phalanx_train::device::{Device, Gpu, Host, Number};
 use phalanx_train::pipeline::{Messages, Pipeline, Position, Schedule, Stage};
 use phalanx_train::{Error, Result};
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::rank("pipelines", |comm, _| pipelines(&comm)), Scenario::rank("rings", |comm, _| rings(&comm))];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("pipelines", |comm, _| pipelines(&comm)),
+    Scenario::rank("rings", |comm, _| rings(&comm)),
+];
 
 fn connected(comm: &Comm) -> Result<Gpu> {
     same::gpu(comm)?.connected(comm)
@@ -18,7 +20,8 @@ fn connected(comm: &Comm) -> Result<Gpu> {
 
 /// What this rank gets among as many ranks of host memory, whose messages have tags.
 fn on_host(comm: &Comm, part: fn(&Comm, &Host) -> Result<Results>) -> Result<Results> {
-    let world = Comm::builder().backend(BackendKind::Host).run(comm.world_size(), |comm| part(&comm, &Host))?;
+    let world =
+        Comm::builder().backend(BackendKind::Host).run(comm.world_size(), |comm| part(&comm, &Host))?;
     world.into_iter().nth(comm.rank()).expect("as many ranks")
 }
 
@@ -136,7 +139,8 @@ struct Uniform<'d, D> {
 impl<D: Device> Uniform<'_, D> {
     /// How many queries and keys there are, and how many of them a query sees.
     fn seen(&self, block: &Block<D::View<'_, impl Number>>) -> (usize, usize, impl Fn(usize) -> usize) {
-        let [queries, keys] = [&block.queries, &block.keys].map(|view| phalanx::Source::len(view) / self.size);
+        let [queries, keys] =
+            [&block.queries, &block.keys].map(|view| phalanx::Source::len(view) / self.size);
         let is_causal = block.mask == Mask::Causal;
         (queries, keys, move |query: usize| if is_causal { query + 1 } else { keys })
     }
@@ -148,7 +152,9 @@ impl<D: Device, T: Number> Kernel<D, T> for Uniform<'_, D> {
         let values = self.device.download(&block.values)?;
         let mean = |at: usize| {
             let (count, column) = (seen(at / self.size), at % self.size);
-            T::from_f64((0..count).map(|key| values[key * self.size + column].to_f64()).sum::<f64>() / count as f64)
+            T::from_f64(
+                (0..count).map(|key| values[key * self.size + column].to_f64()).sum::<f64>() / count as f64,
+            )
         };
         let sums: Vec<f64> = (0..queries).map(|query| (seen(query) as f64).ln()).collect();
         let output: Vec<T> = (0..queries * self.size).map(mean).collect();
@@ -179,7 +185,8 @@ impl<D: Device, T: Number> Kernel<D, T> for Uniform<'_, D> {
 fn rings_of<D: Messages + Merge>(comm: &Comm, device: &D) -> Result<Results> {
     let mut results = Results::default();
     for (tokens, is_causal) in [(7, true), (8, false), (64, true)] {
-        for (name, numbers) in ["output", "gradient"].into_iter().zip(ring::<D, f32>(comm, device, tokens, is_causal)?)
+        for (name, numbers) in
+            ["output", "gradient"].into_iter().zip(ring::<D, f32>(comm, device, tokens, is_causal)?)
         {
             results.near(format!("{name} of {tokens} tokens"), &numbers, 1e-6);
         }
@@ -203,7 +210,8 @@ fn ring<D: Messages + Merge, T: Number>(
     let of_tokens = |number: &dyn Fn(usize) -> f64| -> Vec<T> {
         own.iter().flat_map(|token| [T::from_f64(number(*token)); SIZE]).collect()
     };
-    let (zeros, values) = (device.upload(&of_tokens(&|_| 0.0))?, device.upload(&of_tokens(&|token| token as f64))?);
+    let (zeros, values) =
+        (device.upload(&of_tokens(&|_| 0.0))?, device.upload(&of_tokens(&|token| token as f64))?);
     let mut kernel = Uniform { device, size: SIZE };
     let inputs = [&zeros, &zeros, &values];
     let attention = ring.forward::<D, T, f32>(comm, device, &mut kernel, inputs)?;

@@ -169,7 +169,11 @@ fn steps<D: Overlap + ElementWise + Squares, T: Number, M: Number>(
         let norm = global_norm_of_groups(&mesh, device, &[&group])?;
         results.numbers(format!("norm in step {step}"), &[norm]);
         group.step(optimizer, clip_factor(norm, 3.0)?)?;
-        results.buffer(format!("parameters in {} after step {step}", T::DTYPE), device, group.gather(comm)?)?;
+        results.buffer(
+            format!("parameters in {} after step {step}", T::DTYPE),
+            device,
+            group.gather(comm)?,
+        )?;
     }
     Ok(())
 }
@@ -184,10 +188,8 @@ fn replicas_and_clipping<D: Squares>(comm: &Comm, device: &D) -> Result<Results>
     let mut own = upload::<D, f32>(device, &[3.0])?;
     let mut all = upload::<D, f32>(device, &[12.0])?;
     let norm = {
-        let parts = &mut [
-            (&split, device.view_mut(&mut own, 0..1)),
-            (&replicated, device.view_mut(&mut all, 0..1)),
-        ];
+        let parts =
+            &mut [(&split, device.view_mut(&mut own, 0..1)), (&replicated, device.view_mut(&mut all, 0..1))];
         clip(&mesh, device, parts, 1.0)?
     };
     assert_eq!(norm, (9.0 * ranks as f64 + 144.0).sqrt());

@@ -143,8 +143,13 @@ fn experts_of<D: Rows, T: Number>(comm: &Comm, device: &D, results: &mut Results
         let combined = routing.combine(comm, device, WIDTH, &all::<D, T>(device, &rows))?;
         results.buffer(name("output"), device, &combined.output)?;
         let gradient = device.upload(&numbers::<T>(tokens * WIDTH, step + 10))?;
-        let (of_outputs, of_weights) =
-            routing.combine_backward(comm, device, WIDTH, &all::<D, T>(device, &gradient), &combined.returned)?;
+        let (of_outputs, of_weights) = routing.combine_backward(
+            comm,
+            device,
+            WIDTH,
+            &all::<D, T>(device, &gradient),
+            &combined.returned,
+        )?;
         results.buffer(name("gradients of outputs"), device, &of_outputs)?;
         results.near(name("gradients of weights"), &of_weights, 1e-12);
         let of_tokens = routing.dispatch_backward(comm, device, WIDTH, &all::<D, T>(device, &of_outputs))?;
@@ -192,7 +197,11 @@ fn merged<D: Merge>(_: &Comm, device: &D) -> Result<Results> {
     Ok(results)
 }
 
-fn merged_of<D: Merge, T: Number, A: Number>(device: &D, tolerance: f64, results: &mut Results) -> Result<()> {
+fn merged_of<D: Merge, T: Number, A: Number>(
+    device: &D,
+    tolerance: f64,
+    results: &mut Results,
+) -> Result<()> {
     const ROWS: usize = 7;
     const SIZE: usize = 320;
     let (mut output, mut sums) = (device.zeros::<A>(ROWS * SIZE)?, device.zeros::<f64>(ROWS)?);

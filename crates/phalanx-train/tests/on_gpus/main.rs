@@ -23,7 +23,8 @@ use std::process::ExitCode;
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let together = [asynchronous::SCENARIOS, chains::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
+    let together =
+        [asynchronous::SCENARIOS, chains::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
     let all = [arithmetic::SCENARIOS, &together].concat();
     if let Some(code) = phalanx_testkit::processes::serve(&all) {
         return code;
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
     };
     let mut trials = world::trials(arithmetic::SCENARIOS, world::ALONE, gpus);
     trials.extend(world::trials(&together, world::TOGETHER, gpus));
-    libtest_mimic::run(&args, trials).exit_code()
+    // Most are as right on threads as on processes.
+    phalanx_testkit::suite::run(&args, trials, &[("threads/", 2), ("processes/", 2)], &[])
 }
 
 #[cfg(not(target_os = "linux"))]

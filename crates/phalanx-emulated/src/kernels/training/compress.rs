@@ -26,10 +26,8 @@ fn quantize<T: Number>(given: &Parameters) -> Result<Task, Code> {
         let (mut coded, mut scaled) = (Vec::new(), Vec::new());
         for block in from.read().chunks_exact(block) {
             let sizes = block.iter().map(|x| (x.wide() as f32).abs());
-            let most =
-                sizes.fold(0.0f32, |most, x| if x.is_finite() { most.max(x) } else { f32::INFINITY });
-            let scale =
-                if most.is_finite() { most / if fp8 { 448.0 } else { 127.0 } } else { f32::NAN };
+            let most = sizes.fold(0.0f32, |most, x| if x.is_finite() { most.max(x) } else { f32::INFINITY });
+            let scale = if most.is_finite() { most / if fp8 { 448.0 } else { 127.0 } } else { f32::NAN };
             let inverse = if scale > 0.0 { 1.0 / f64::from(scale) } else { 0.0 };
             coded.extend(block.iter().map(|x| code(fp8, (x.wide() * inverse) as f32)));
             scaled.push(scale);

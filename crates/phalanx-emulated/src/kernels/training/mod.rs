@@ -29,8 +29,15 @@ type Task = Box<dyn Fn() + Send + Sync>;
 pub fn work(name: &str, blocks: c_uint, parameters: In<*mut c_void>) -> Option<Result<Arc<dyn Work>, Code>> {
     let name = name.strip_prefix(PREFIX)?;
     let parameters = Parameters::new(parameters, blocks as usize);
-    let files =
-        [elements::task, optimizer::task, norm::task, tensor::task, rows::task, compress::task, attention::task];
+    let files = [
+        elements::task,
+        optimizer::task,
+        norm::task,
+        tensor::task,
+        rows::task,
+        compress::task,
+        attention::task,
+    ];
     let task = files.into_iter().find_map(|task| task(name, &parameters))?;
     Some(task.map(|task| -> Arc<dyn Work> { Arc::new(Plain(task)) }))
 }

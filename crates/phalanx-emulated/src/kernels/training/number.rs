@@ -125,10 +125,22 @@ numbers! {
 macro_rules! of_type {
     ($name:expr, $T:ident => $call:expr) => {
         match $name {
-            "f32" => Some({ type $T = f32; $call }),
-            "f64" => Some({ type $T = f64; $call }),
-            "f16" => Some({ type $T = crate::kernels::training::number::f16; $call }),
-            "bf16" => Some({ type $T = crate::kernels::training::number::bf16; $call }),
+            "f32" => Some({
+                type $T = f32;
+                $call
+            }),
+            "f64" => Some({
+                type $T = f64;
+                $call
+            }),
+            "f16" => Some({
+                type $T = crate::kernels::training::number::f16;
+                $call
+            }),
+            "bf16" => Some({
+                type $T = crate::kernels::training::number::bf16;
+                $call
+            }),
             _ => None,
         }
     };

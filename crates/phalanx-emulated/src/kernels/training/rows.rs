@@ -38,8 +38,7 @@ fn gather_rows<T: Number>(given: &Parameters) -> Result<Task, Code> {
 
 fn sum_rows<T: Number>(given: &Parameters) -> Result<Task, Code> {
     let [count, width, of_each]: [usize; 3] = [given.value(0)?, given.value(1)?, given.value(2)?];
-    let (rows, factors) =
-        (given.buffer::<u32>(3, count * of_each)?, factors(given, 4, count * of_each)?);
+    let (rows, factors) = (given.buffer::<u32>(3, count * of_each)?, factors(given, 4, count * of_each)?);
     let (from, to) = (given.buffer::<T>(5, 0)?, given.buffer::<T>(6, count * width)?);
     Ok(Box::new(move || {
         let (rows, factors) = (rows.read(), factors.map(|factors| factors.read()));

@@ -6,7 +6,9 @@ mod overlap;
 use super::{Device, Number};
 use crate::Result;
 use crate::pipeline::gpu::Lines;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg, result};
+use cudarc::driver::{
+    CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg, result,
+};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
 use std::mem::size_of;
