@@ -17,9 +17,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-pub const SCENARIOS: &[Scenario] = &[Scenario::rank("asynchronous", |comm, _| {
-    step_behind_blocked_work(&comm).map_err(|error| error.to_string())?
-})];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("asynchronous", |comm, _| {
+        step_behind_blocked_work(&comm).map_err(|error| error.to_string())?
+    }),
+    Scenario::rank("page_locked_memory", |comm, _| {
+        page_locked_memory(&comm).map_err(|error| error.to_string())
+    }),
+];
+
+/// Memory that the driver reads late can be written when it was uploaded.
+fn page_locked_memory(comm: &Comm) -> Result<String> {
+    let (gpu, mut numbers) = (same::gpu(comm)?, comm.alloc::<f32>(100_000)?);
+    numbers.fill(1.0);
+    let uploaded = gpu.upload(&numbers)?;
+    numbers.fill(2.0);
+    let found = gpu.download(&gpu.view(&uploaded, 0..100_000))?;
+    assert!(found.iter().all(|number| *number == 1.0));
+    Ok(String::new())
+}
 
 /// Work of a stream that takes until this is dropped.
 struct Blocked {

@@ -5,10 +5,10 @@ mod overlap;
 
 use super::{Device, Number};
 use crate::Result;
+use crate::checkpoint::bytes::bytes_mut;
 use crate::pipeline::gpu::Lines;
-use cudarc::driver::{
-    CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, PushKernelArg, result,
-};
+use cudarc::driver::sys::{self, CUpointer_attribute};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
 use std::mem::size_of;
@@ -71,7 +71,7 @@ impl Gpu {
         let context = self.stream.context();
         context.bind_to_thread()?;
         // The driver has no allocations of 0 bytes.
-        let bytes = (len * size_of::<T>()).max(1);
+        let bytes = len.checked_mul(size_of::<T>()).expect("fewer bytes than usize has").max(1);
         // SAFETY: the context is current; the memory is the slice's, which frees it as cudarc's own.
         unsafe {
             let address = if context.has_async_alloc() {
@@ -92,12 +92,32 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// A copy of a list of the host.
-    pub(crate) fn upload_list<V: DeviceRepr + Default>(&self, list: &[V]) -> Result<CudaSlice<V>> {
-        // The driver has no allocations of 0 bytes.
-        let none = [V::default()];
-        Ok(self.stream.clone_htod(if list.is_empty() { &none[..] } else { list })?)
+    /// A copy of a list of the host, which is plain data without padding.
+    pub(crate) fn upload_list<T: Copy>(&self, list: &[T]) -> Result<CudaSlice<T>> {
+        let (mut buffer, len) = (self.uninit::<T>(list.len())?, size_of_val(list));
+        // SAFETY: bytes of the whole buffer, and of the list, which has no padding.
+        let (to, from) = unsafe {
+            let from = std::slice::from_raw_parts(list.as_ptr().cast::<u8>(), len);
+            (buffer.transmute_mut::<u8>(len), from)
+        };
+        self.stream.memcpy_htod(from, &mut to.expect("all of it"))?;
+        if is_page_locked(list.as_ptr().cast()) {
+            // The driver reads it when the stream comes to it; of other memory it has made a copy.
+            self.stream.synchronize()?;
+        }
+        Ok(buffer)
     }
+}
+
+/// Whether memory of the host is known to the driver.
+fn is_page_locked(address: *const u8) -> bool {
+    let mut memory_type = 0u32;
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    // SAFETY: an out-pointer on the stack, of the attribute's type. Any address can be asked about.
+    let answer = unsafe {
+        sys::cuPointerGetAttribute((&raw mut memory_type).cast(), attribute, address as sys::CUdeviceptr)
+    };
+    answer == sys::CUresult::CUDA_SUCCESS
 }
 
 /// The types of a kernel.
@@ -111,12 +131,6 @@ impl<A: Number> Types for (A,) {
 
 impl<A: Number, B: Number> Types for (A, B) {
     const OF: &'static [DType] = &[A::DTYPE, B::DTYPE];
-}
-
-/// Numbers as bytes, for copies.
-fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {
-    // SAFETY: numbers have no padding, and any byte can be read.
-    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
 pub(crate) fn check(a: usize, b: usize) {
@@ -133,22 +147,14 @@ impl Device for Gpu {
     }
 
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<CudaSlice<T>> {
-        let mut buffer = self.uninit::<T>(numbers.len())?;
-        // SAFETY: bytes of the whole buffer.
-        let bytes = unsafe { buffer.transmute_mut::<u8>(size_of_val(numbers)) };
-        self.stream.memcpy_htod(bytes_of(numbers), &mut bytes.expect("all of it"))?;
-        Ok(buffer)
+        self.upload_list(numbers)
     }
 
     fn download<T: Number>(&self, from: &CudaView<'_, T>) -> Result<Vec<T>> {
         let mut numbers = vec![T::default(); from.len()];
-        let len = size_of_val(&numbers[..]);
-        // SAFETY: bytes of the whole view; numbers without padding, which any bytes are.
-        let (bytes, to) = unsafe {
-            let to = std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast::<u8>(), len);
-            (from.transmute::<u8>(len).expect("all of it"), to)
-        };
-        self.stream.memcpy_dtoh(&bytes, to)?;
+        // SAFETY: bytes of the whole view.
+        let from = unsafe { from.transmute::<u8>(size_of_val(&numbers[..])) };
+        self.stream.memcpy_dtoh(&from.expect("all of it"), bytes_mut(&mut numbers))?;
         self.stream.synchronize()?;
         Ok(numbers)
     }
