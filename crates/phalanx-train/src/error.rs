@@ -22,6 +22,10 @@ pub enum Error {
     #[cfg(feature = "cuda")]
     #[error("the GPU's driver: {0}")]
     Gpu(#[from] cudarc::driver::DriverError),
+    /// cuBLAS is not there, or refuses a product.
+    #[cfg(feature = "cuda")]
+    #[error("{0}")]
+    Blas(String),
     /// Another rank could not do its part. That rank has the error itself.
     #[error("rank {rank}: {what}")]
     Rank {

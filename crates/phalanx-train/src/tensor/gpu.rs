@@ -1,9 +1,9 @@
 //! The arithmetic of tensor parallelism on a GPU.
 
-use super::{CrossEntropy, Slabs};
+use super::{CrossEntropy, Products, Slabs};
 use crate::Result;
-use crate::device::gpu::Types;
-use crate::device::gpu::kernels::{TENSOR, grid_of_rows};
+use crate::device::gpu::kernels::{MATRICES, TENSOR, grid, grid_of_rows};
+use crate::device::gpu::{Shape, Types};
 use crate::device::{Gpu, Number};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, PushKernelArg};
 
@@ -29,6 +29,42 @@ impl Slabs for Gpu {
         launch.arg(&count).arg(&len).arg(from).arg(&from_row).arg(to).arg(&to_row);
         // SAFETY: the kernel's parameters; the rows are within the views.
         unsafe { launch.launch(grid_of_rows(count)) }?;
+        Ok(())
+    }
+}
+
+impl Products for Gpu {
+    /// By cuBLAS: the order of its sums is its own.
+    fn product<T: Number>(
+        &self,
+        size: [usize; 3],
+        transposed: [bool; 2],
+        a: &CudaView<'_, T>,
+        b: &CudaView<'_, T>,
+        c: &mut CudaViewMut<'_, T>,
+        adds: bool,
+    ) -> Result<()> {
+        self.multiply(Shape { size, transposed }, a, b, c, adds)
+    }
+
+    fn add_to_rows<T: Number>(&self, bias: &CudaView<'_, T>, to: &mut CudaViewMut<'_, T>) -> Result<()> {
+        let columns = bias.len();
+        let rows = to.len() / columns.max(1);
+        let kernel = self.kernel(&MATRICES, "add_to_rows", <(T,)>::OF)?;
+        let mut launch = self.stream().launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; as many rows as there are.
+        unsafe { launch.arg(&rows).arg(&columns).arg(bias).arg(to).launch(grid_of_rows(rows)) }?;
+        Ok(())
+    }
+
+    fn sum_of_rows<T: Number>(&self, from: &CudaView<'_, T>, to: &mut CudaViewMut<'_, T>) -> Result<()> {
+        let columns = to.len();
+        let rows = from.len() / columns.max(1);
+        assert_eq!(from.len(), rows * columns, "rows of {columns}");
+        let kernel = self.kernel(&MATRICES, "sum_of_rows", <(T,)>::OF)?;
+        let mut launch = self.stream().launch_builder(&kernel);
+        // SAFETY: the kernel's parameters; the lengths were checked.
+        unsafe { launch.arg(&rows).arg(&columns).arg(from).arg(to).launch(grid(columns)) }?;
         Ok(())
     }
 }

@@ -14,6 +14,8 @@ mod gradients;
 #[cfg(target_os = "linux")]
 mod layers;
 #[cfg(target_os = "linux")]
+mod matrices;
+#[cfg(target_os = "linux")]
 mod same;
 #[cfg(target_os = "linux")]
 mod world;
@@ -21,12 +23,22 @@ mod world;
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
+/// What a rank does by itself: one is enough.
+#[cfg(target_os = "linux")]
+const ALONE: &[&str] = &["elements", "optimizers", "squares", "merged", "products", "muon"];
+
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
-    let together =
-        [asynchronous::SCENARIOS, chains::SCENARIOS, gradients::SCENARIOS, layers::SCENARIOS].concat();
-    let all = [arithmetic::SCENARIOS, &together].concat();
-    if let Some(code) = phalanx_testkit::processes::serve(&all) {
+    let scenarios = [
+        arithmetic::SCENARIOS,
+        asynchronous::SCENARIOS,
+        chains::SCENARIOS,
+        gradients::SCENARIOS,
+        layers::SCENARIOS,
+        matrices::SCENARIOS,
+    ]
+    .concat();
+    if let Some(code) = phalanx_testkit::processes::serve(&scenarios) {
         return code;
     }
     let mut args = Arguments::from_args();
@@ -36,10 +48,9 @@ fn main() -> ExitCode {
         Ok(gpus) => gpus,
         Err(code) => return code,
     };
-    let mut trials = world::trials(arithmetic::SCENARIOS, world::ALONE, gpus);
-    trials.extend(world::trials(&together, world::TOGETHER, gpus));
-    // Most are as right on threads as on processes.
-    phalanx_testkit::suite::run(&args, trials, &[("threads/", 2), ("processes/", 2)], &[])
+    // By default, two processes for each scenario.
+    let shares = &[("/1", 4), ("/4", 2), ("threads/", 2)];
+    phalanx_testkit::suite::run(&args, world::trials(&scenarios, ALONE, gpus), shares, &[])
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -6,14 +6,13 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::{Launch, ranks_per_gpu};
 use phalanx_testkit::scenario::Body;
+use phalanx_testkit::suite::Condition;
 use std::process::ExitCode;
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Numbers of ranks for what ranks do together.
-pub const TOGETHER: &[usize] = &[1, 2, 4];
-/// And for what each does by itself.
-pub const ALONE: &[usize] = &[1];
+/// Numbers of ranks of the trials.
+const RANKS: &[usize] = &[1, 2, 4];
 /// Set where the GPUs are emulated.
 const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
 
@@ -54,28 +53,22 @@ fn on_emulated_gpus(reason: &str) -> ExitCode {
     }
 }
 
-/// Each scenario on threads and on processes, with each number of ranks.
-pub fn trials(scenarios: &[Scenario], worlds: &[usize], gpus: usize) -> Vec<Trial> {
+/// Each scenario on threads and on processes, with each number of ranks; those in `alone` with one.
+pub fn trials(scenarios: &[Scenario], alone: &[&str], gpus: usize) -> Vec<Trial> {
     let mut trials = Vec::new();
     for scenario in scenarios.iter().copied() {
-        for ranks in worlds.iter().copied() {
-            let name = format!("{}/{ranks}", scenario.name);
+        let is_alone = alone.contains(&scenario.name);
+        for ranks in RANKS.iter().copied().filter(|ranks| *ranks == 1 || !is_alone) {
+            let name = if is_alone { scenario.name.to_owned() } else { format!("{}/{ranks}", scenario.name) };
             let on_threads = Trial::test(format!("threads/{name}"), move || threads(scenario, ranks));
             let on_processes = Trial::test(format!("processes/{name}"), move || processes(scenario, ranks));
             // Threads do not share a GPU.
-            trials.push(only_if(on_threads, ranks <= gpus, gpus));
-            trials.push(only_if(on_processes, ranks <= gpus * ranks_per_gpu(), gpus));
+            let reason = format!("it takes {ranks} GPUs");
+            trials.push(on_threads.only_if(ranks <= gpus, &reason));
+            trials.push(on_processes.only_if(ranks <= gpus * ranks_per_gpu(), &reason));
         }
     }
     trials
-}
-
-fn only_if(trial: Trial, runs: bool, gpus: usize) -> Trial {
-    if runs {
-        return trial;
-    }
-    eprintln!("{}: ignored, since there are {gpus} GPUs", trial.name());
-    trial.with_ignored_flag(true)
 }
 
 fn threads(scenario: Scenario, ranks: usize) -> Result<(), Failed> {

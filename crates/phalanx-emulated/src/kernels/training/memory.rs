@@ -3,7 +3,7 @@
 use super::number::Number;
 use crate::base::call::Code;
 use crate::base::pointers::In;
-use crate::cuda::memory::{Range, When};
+use crate::cuda::memory::Range;
 use crate::kernels::launch::parameter;
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -29,10 +29,7 @@ impl Parameters {
 
     /// A buffer of so many elements.
     pub fn buffer<T: Number>(&self, index: usize, len: usize) -> Result<Buffer<T>, Code> {
-        let address = self.value::<u64>(index)?;
-        let range = Range { function: "a kernel", role: "a buffer", address, len: len * T::SIZE };
-        range.check(When::Called);
-        Ok(Buffer { range, of: PhantomData })
+        Ok(Buffer::given(self.value(index)?, len))
     }
 }
 
@@ -44,6 +41,11 @@ pub struct Buffer<T> {
 }
 
 impl<T: Number> Buffer<T> {
+    /// So many elements at an address, checked as far as they can be at the call.
+    pub fn given(address: u64, len: usize) -> Buffer<T> {
+        Buffer { range: Range::given("a kernel", "a buffer", address, len * T::SIZE), of: PhantomData }
+    }
+
     /// Nothing of it is written but what `change` changes.
     pub fn change(&self, change: impl FnOnce(&mut [T])) {
         let mut numbers = self.read();

@@ -1,10 +1,13 @@
 //! phalanx-train's kernels, by name. They follow `device/gpu/kernels/*.cu` of phalanx-train: the same arithmetic in the same order.
 //!
-//! `number.rs` has the types, `memory.rs` a launch's parameters and buffers; each other file is one of the kernels' files.
+//! `number.rs` has the types, `memory.rs` a launch's parameters and buffers; each other file is one of the kernels' files. `blas.rs` stands for
+//! cuBLAS.
 
 mod attention;
+mod blas;
 mod compress;
 mod elements;
+mod matrices;
 mod memory;
 mod norm;
 mod number;
@@ -34,6 +37,7 @@ pub fn work(name: &str, blocks: c_uint, parameters: In<*mut c_void>) -> Option<R
         optimizer::task,
         norm::task,
         tensor::task,
+        matrices::task,
         rows::task,
         compress::task,
         attention::task,

@@ -1,5 +1,6 @@
 //! Memory of an NVIDIA GPU.
 
+mod blas;
 pub(crate) mod kernels;
 mod overlap;
 
@@ -7,6 +8,8 @@ use super::{Device, Number};
 use crate::Result;
 use crate::checkpoint::bytes::bytes_mut;
 use crate::pipeline::gpu::Lines;
+pub(crate) use blas::Shape;
+use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{self, CUpointer_attribute};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
@@ -41,6 +44,8 @@ pub struct Gpu {
     side: Arc<CudaStream>,
     /// Connections for messages.
     pub(crate) lines: Option<Arc<Mutex<Lines>>>,
+    /// cuBLAS, from the first product on.
+    blas: Arc<Mutex<Option<CudaBlas>>>,
 }
 
 impl Gpu {
@@ -49,7 +54,8 @@ impl Gpu {
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver makes no second stream.
     pub fn new(stream: &Arc<CudaStream>) -> Result<Gpu> {
-        Ok(Gpu { stream: stream.clone(), side: stream.context().new_stream()?, lines: None })
+        let side = stream.context().new_stream()?;
+        Ok(Gpu { stream: stream.clone(), side, lines: None, blas: Arc::default() })
     }
 
     /// The stream of everything but started communication.

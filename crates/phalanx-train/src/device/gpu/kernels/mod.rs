@@ -40,6 +40,7 @@ modules! {
     ATTENTION: "attention";
     COMPRESS: "compress";
     ELEMENTS: "elements";
+    MATRICES: "matrices";
     NORM: "norm";
     OPTIMIZER: "optimizer";
     ROWS: "rows";
