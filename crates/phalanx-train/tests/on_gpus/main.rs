@@ -16,6 +16,8 @@ mod layers;
 #[cfg(target_os = "linux")]
 mod matrices;
 #[cfg(target_os = "linux")]
+mod missing;
+#[cfg(target_os = "linux")]
 mod same;
 #[cfg(target_os = "linux")]
 mod world;
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
         matrices::SCENARIOS,
     ]
     .concat();
-    if let Some(code) = phalanx_testkit::processes::serve(&scenarios) {
+    if let Some(code) = phalanx_testkit::processes::serve(&[&scenarios[..], missing::SCENARIOS].concat()) {
         return code;
     }
     let mut args = Arguments::from_args();
@@ -50,7 +52,9 @@ fn main() -> ExitCode {
     };
     // By default, two processes for each scenario.
     let shares = &[("/1", 4), ("/4", 2), ("threads/", 2)];
-    phalanx_testkit::suite::run(&args, world::trials(&scenarios, ALONE, gpus), shares, &[])
+    let mut trials = world::trials(&scenarios, ALONE, matrices::SCENARIOS, gpus);
+    trials.push(missing::trial());
+    phalanx_testkit::suite::run(&args, trials, shares, &[])
 }
 
 #[cfg(not(target_os = "linux"))]

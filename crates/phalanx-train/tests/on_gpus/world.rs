@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Numbers of ranks of the trials.
 const RANKS: &[usize] = &[1, 2, 4];
 /// Set where the GPUs are emulated.
-const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
+pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
 
 /// How many GPUs there are; without any, how the trials ended on emulated ones.
 pub fn gpus() -> Result<usize, ExitCode> {
@@ -53,9 +53,15 @@ fn on_emulated_gpus(reason: &str) -> ExitCode {
     }
 }
 
-/// Each scenario on threads and on processes, with each number of ranks; those in `alone` with one.
-pub fn trials(scenarios: &[Scenario], alone: &[&str], gpus: usize) -> Vec<Trial> {
-    let mut trials = Vec::new();
+/// Whether there is cuBLAS.
+pub fn has_cublas() -> bool {
+    // SAFETY: loading runs the library's own code alone.
+    unsafe { phalanx::cudarc::cublas::sys::is_culib_present() }
+}
+
+/// Each scenario on threads and on processes, with each number of ranks; those in `alone` with one. Those `of_products` need cuBLAS.
+pub fn trials(scenarios: &[Scenario], alone: &[&str], of_products: &[Scenario], gpus: usize) -> Vec<Trial> {
+    let (mut trials, has_cublas) = (Vec::new(), has_cublas());
     for scenario in scenarios.iter().copied() {
         let is_alone = alone.contains(&scenario.name);
         for ranks in RANKS.iter().copied().filter(|ranks| *ranks == 1 || !is_alone) {
@@ -63,9 +69,11 @@ pub fn trials(scenarios: &[Scenario], alone: &[&str], gpus: usize) -> Vec<Trial>
             let on_threads = Trial::test(format!("threads/{name}"), move || threads(scenario, ranks));
             let on_processes = Trial::test(format!("processes/{name}"), move || processes(scenario, ranks));
             // Threads do not share a GPU.
-            let reason = format!("it takes {ranks} GPUs");
-            trials.push(on_threads.only_if(ranks <= gpus, &reason));
-            trials.push(on_processes.only_if(ranks <= gpus * ranks_per_gpu(), &reason));
+            let can_multiply = has_cublas || of_products.iter().all(|other| other.name != scenario.name);
+            let (reason, missing) = (format!("it takes {ranks} GPUs"), "libcublas.so is not found");
+            for (trial, most) in [(on_threads, gpus), (on_processes, gpus * ranks_per_gpu())] {
+                trials.push(trial.only_if(ranks <= most, &reason).only_if(can_multiply, missing));
+            }
         }
     }
     trials

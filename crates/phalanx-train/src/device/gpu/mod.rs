@@ -10,8 +10,10 @@ use crate::checkpoint::bytes::bytes_mut;
 use crate::pipeline::gpu::Lines;
 pub(crate) use blas::Shape;
 use cudarc::cublas::CudaBlas;
-use cudarc::driver::sys::{self, CUpointer_attribute};
-use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result};
+use cudarc::driver::sys::{self, CUmemPool_attribute, CUpointer_attribute};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result,
+};
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
 use std::mem::size_of;
@@ -49,12 +51,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU of a stream, whose work goes there: of a communicator's, [`Comm::cuda_stream`](phalanx::Comm::cuda_stream).
+    /// The GPU of a stream, whose work goes there: of a communicator's, [`Comm::cuda_stream`](phalanx::Comm::cuda_stream). Memory that is
+    /// freed on the GPU stays with the process from now on, for its next buffers.
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver makes no second stream.
     pub fn new(stream: &Arc<CudaStream>) -> Result<Gpu> {
         let side = stream.context().new_stream()?;
+        keep_freed_memory(stream.context())?;
         Ok(Gpu { stream: stream.clone(), side, lines: None, blas: Arc::default() })
     }
 
@@ -113,6 +117,22 @@ impl Gpu {
         }
         Ok(buffer)
     }
+}
+
+/// Keeps freed memory in the GPU's pool, for the next buffers. By default, each wait for the GPU gives it back to the driver, and a step of
+/// training would map it anew.
+fn keep_freed_memory(context: &CudaContext) -> Result<()> {
+    if !context.has_async_alloc() {
+        return Ok(());
+    }
+    let (mut pool, mut most) = (std::ptr::null_mut(), u64::MAX);
+    let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: a device that is open; an out-pointer and a value of the attribute's type, on the stack.
+    unsafe {
+        sys::cuDeviceGetDefaultMemPool(&raw mut pool, context.cu_device()).result()?;
+        sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut most).cast()).result()?;
+    }
+    Ok(())
 }
 
 /// Whether memory of the host is known to the driver.
