@@ -20,6 +20,8 @@ mod missing;
 #[cfg(target_os = "linux")]
 mod same;
 #[cfg(target_os = "linux")]
+mod state;
+#[cfg(target_os = "linux")]
 mod world;
 
 use libtest_mimic::Arguments;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         gradients::SCENARIOS,
         layers::SCENARIOS,
         matrices::SCENARIOS,
+        state::SCENARIOS,
     ]
     .concat();
     if let Some(code) = phalanx_testkit::processes::serve(&[&scenarios[..], missing::SCENARIOS].concat()) {

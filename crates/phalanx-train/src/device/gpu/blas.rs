@@ -1,7 +1,7 @@
 //! Products of matrices, by cuBLAS, which is loaded at the first one.
 
 use super::Gpu;
-use crate::device::Number;
+use crate::device::{Device, Number};
 use crate::{Error, Result};
 use cudarc::cublas::sys::{self, cublasComputeType_t, cublasOperation_t, cudaDataType};
 use cudarc::cublas::{CudaBlas, result};
@@ -55,8 +55,8 @@ impl Gpu {
         adds: bool,
     ) -> Result<()> {
         assert_eq!((a.len(), b.len(), c.len()), (m * k, k * n, m * n), "matrices of {m} × {k} and {k} × {n}");
-        if c.len() == 0 {
-            return Ok(());
+        if k == 0 || c.len() == 0 {
+            return if adds { Ok(()) } else { self.fill(c, 0.0) };
         }
         let int = |len: usize| {
             i32::try_from(len).map_err(|_| {
