@@ -184,7 +184,7 @@ impl<'d, D: Squares> Sums<'d, D> {
     fn norm(&self, mesh: &Mesh) -> Result<f64> {
         let device = self.device;
         let ranks = mesh.world().world_size();
-        let mut all = device.zeros::<f64>(2 * ranks)?;
+        let mut all = device.alloc::<f64>(2 * ranks)?;
         mesh.world()
             .all_gather(&device.view(&self.sums, 0..2), &mut device.view_mut(&mut all, 0..2 * ranks))?;
         let all = device.download(&device.view(&all, 0..2 * ranks))?;

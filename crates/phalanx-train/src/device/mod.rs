@@ -79,6 +79,10 @@ pub trait Device: Clone + Send + Sync + 'static {
 
     /// Memory for `len` numbers, all 0.
     fn zeros<T: Number>(&self, len: usize) -> Result<Self::Buffer<T>>;
+    /// Memory for `len` numbers that are all overwritten before they are read: what is in it is not said.
+    fn alloc<T: Number>(&self, len: usize) -> Result<Self::Buffer<T>> {
+        self.zeros(len)
+    }
     /// Memory with a copy of these numbers of the host.
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<Self::Buffer<T>>;
     /// A copy on the host; waits for all work before it.

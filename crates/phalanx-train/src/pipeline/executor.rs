@@ -280,7 +280,7 @@ impl<D: Messages, T: Number, L: Fn(usize, usize) -> usize> Run<'_, D, T, L> {
         loop {
             let next = self.incoming[message.channel as usize].pop_front();
             let next = next.expect("a schedule was played through when it was made");
-            let mut buffer = self.device.zeros((self.input_len)(next.micro, next.boundary))?;
+            let mut buffer = self.device.alloc((self.input_len)(next.micro, next.boundary))?;
             self.device.receive(self.comm, &mut buffer, from, next.channel)?;
             if next == message {
                 return Ok(buffer);

@@ -173,9 +173,9 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     pub fn prefetch(&mut self, comm: &Comm) -> Result<()> {
         if self.gathered.is_none() && self.gathering.is_none() {
             let (device, part) = (&self.device, self.layout.part_len());
-            let mut own = device.zeros::<T>(part)?;
+            let mut own = device.alloc::<T>(part)?;
             device.convert(&device.view(&self.master, 0..part), &mut device.view_mut(&mut own, 0..part))?;
-            let all = device.zeros::<T>(self.layout.len())?;
+            let all = device.alloc::<T>(self.layout.len())?;
             self.gathering = Some(device.start_gather(comm, own, all)?);
         }
         Ok(())
@@ -219,9 +219,9 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     ) -> Result<()> {
         self.check(gradient)?;
         let (device, part, all) = (&self.device, self.layout.part_len(), self.layout.len());
-        let mut sums = device.zeros::<M>(all)?;
+        let mut sums = device.alloc::<M>(all)?;
         device.convert(gradient, &mut device.view_mut(&mut sums, 0..all))?;
-        let mut own = device.zeros::<M>(part)?;
+        let mut own = device.alloc::<M>(part)?;
         comm.reduce_scatter(&sums, &mut own, ReduceOp::Sum)?;
         let mut ranks = comm.world_size();
         if let Some(replicas) = replicas {

@@ -12,7 +12,8 @@ pub(crate) use blas::Shape;
 use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{self, CUmemPool_attribute, CUpointer_attribute};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, PushKernelArg, result,
+    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, PushKernelArg,
+    result,
 };
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
@@ -170,6 +171,13 @@ impl Device for Gpu {
 
     fn zeros<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
         self.zeroed(len)
+    }
+
+    fn alloc<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
+        let mut buffer = self.uninit(len)?;
+        // As if it were written: other streams wait for the allocation.
+        drop(buffer.device_ptr_mut(&self.stream));
+        Ok(buffer)
     }
 
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<CudaSlice<T>> {
