@@ -55,7 +55,7 @@ impl Gpu {
         adds: bool,
     ) -> Result<()> {
         assert_eq!((a.len(), b.len(), c.len()), (m * k, k * n, m * n), "matrices of {m} × {k} and {k} × {n}");
-        if k == 0 || c.len() == 0 {
+        if k == 0 || c.is_empty() {
             return if adds { Ok(()) } else { self.fill(c, 0.0) };
         }
         let int = |len: usize| {
