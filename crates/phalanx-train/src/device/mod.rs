@@ -14,7 +14,7 @@ pub use host::Host;
 pub(crate) use host::in_double;
 
 use crate::Result;
-use phalanx::{Comm, Element, Reduction, Request, Source, Target};
+use phalanx::{Comm, Element, ReduceOp, Reduction, Request, Source, Target};
 use std::ops::Range;
 
 /// A type of floating-point numbers: f32, f64, f16 or bf16.
@@ -165,6 +165,27 @@ pub trait Overlap: Device {
     /// # Errors
     /// Errors of `comm`.
     fn finish_gather<A: Number>(&self, gathering: Self::Gathering<A>) -> Result<Self::Buffer<A>>;
+
+    /// Adds `factor` times this rank's part of the sum of all ranks' `values` to `to`, and before that sums it over the `replicas`, if they are
+    /// given. On a GPU this is started, and work that uses `to` waits for it; on the host it is done.
+    ///
+    /// # Errors
+    /// Errors of the communicators and of the device.
+    fn add_reduced<A: Number>(
+        &self,
+        comm: &Comm,
+        replicas: Option<&Comm>,
+        values: Self::Buffer<A>,
+        factor: f64,
+        to: &mut Self::ViewMut<'_, A>,
+    ) -> Result<()> {
+        let mut own = self.alloc::<A>(to.len())?;
+        comm.reduce_scatter(&values, &mut own, ReduceOp::Sum)?;
+        if let Some(replicas) = replicas {
+            replicas.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
+        }
+        self.add(factor, &self.view(&own, 0..to.len()), to)
+    }
 
     /// Starts to tell all ranks a number of this one. It does not wait for what the device computes.
     ///

@@ -171,6 +171,8 @@ impl Messages for Gpu {
     ) -> Result<()> {
         self.with_lines(comm, |lines| {
             let line = lines.incoming.get(&(from, channel)).ok_or_else(|| far(lines.rank, from))?;
+            // New memory, for which the line need not wait until the stream comes to this call.
+            *buffer = self.alloc_on(&line.stream, buffer.len())?;
             line.receive(buffer)
         })
     }

@@ -21,10 +21,52 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("asynchronous", |comm, _| {
         step_behind_blocked_work(&comm).map_err(|error| error.to_string())?
     }),
+    Scenario::rank("computing_beside", |comm, _| computing_beside(&comm).map_err(|error| error.to_string())),
     Scenario::rank("page_locked_memory", |comm, _| {
         page_locked_memory(&comm).map_err(|error| error.to_string())
     }),
 ];
+
+/// While rank 0's communication waits for the others, its computing goes on. They wait for its result before they take part.
+fn computing_beside(comm: &Comm) -> Result<String> {
+    let (gpu, ranks) = (same::gpu(comm)?, comm.world_size());
+    let other = comm.split(Some(0), 0)?.expect("everybody is in it");
+    let sgd = Sgd { learning_rate: 1.0, momentum: 0.0, nesterov: false, weight_decay: 0.0 };
+    let layout = FlatLayout::new(&[("w", [40, 10])], ranks)?;
+    let zeros = vec![0.0f32; layout.len()];
+    let group = || ShardedGroup::<Gpu, f32, f32>::new(comm, &gpu, layout.clone(), &zeros, &sgd);
+    let mut groups = [group()?, group()?];
+    let mut buckets =
+        GradientBuckets::new(comm, &gpu, &[Parameter::new::<f32>("a", 400)], Settings::default())?;
+    let gradient = gpu.upload(&vec![1.0f32; layout.len()])?;
+    let mut computed = gpu.zeros::<f32>(1)?;
+    for step in 0..4 {
+        buckets.begin(comm, 1.0)?;
+        comm.sync()?;
+        if comm.rank() != 0 && step > 1 {
+            other.barrier()?;
+        }
+        buckets.add(comm, "a", &gpu.view(&gradient, 0..400))?;
+        for group in &mut groups {
+            group.prefetch(comm)?;
+            group.reduce_gradient(comm, &gpu.view(&gradient, 0..layout.len()), Reduction::Mean)?;
+        }
+        if comm.rank() == 0 && step > 1 {
+            gpu.fill(&mut gpu.view_mut(&mut computed, 0..1), step as f64)?;
+            assert_eq!(gpu.download(&gpu.view(&computed, 0..1))?, [step as f32]);
+            other.barrier()?;
+        }
+        buckets.finish(comm)?;
+        for group in &mut groups {
+            group.step(&sgd, 1.0)?;
+        }
+    }
+    for group in &mut groups {
+        let parameters = gpu.download(&gpu.view(group.gather(comm)?, 0..400))?;
+        assert_eq!(parameters, [-4.0; 400]);
+    }
+    Ok(String::new())
+}
 
 /// Memory that the driver reads late can be written when it was uploaded.
 fn page_locked_memory(comm: &Comm) -> Result<String> {

@@ -79,6 +79,11 @@ impl Gpu {
 
     /// Memory with anything in it.
     pub(crate) fn uninit<T>(&self, len: usize) -> Result<CudaSlice<T>> {
+        self.alloc_on(&self.stream, len)
+    }
+
+    /// The same for work of another stream. It is freed on this one, behind its users.
+    pub(crate) fn alloc_on<T>(&self, stream: &CudaStream, len: usize) -> Result<CudaSlice<T>> {
         let context = self.stream.context();
         context.bind_to_thread()?;
         // The driver has no allocations of 0 bytes.
@@ -86,7 +91,7 @@ impl Gpu {
         // SAFETY: the context is current; the memory is the slice's, which frees it as cudarc's own.
         unsafe {
             let address = if context.has_async_alloc() {
-                result::malloc_async(self.stream.cu_stream(), bytes)?
+                result::malloc_async(stream.cu_stream(), bytes)?
             } else {
                 result::malloc_sync(bytes)?
             };

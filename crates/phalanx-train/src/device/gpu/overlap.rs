@@ -5,9 +5,25 @@
 
 use super::Gpu;
 use crate::Result;
-use crate::device::{Number, Overlap};
-use cudarc::driver::CudaSlice;
-use phalanx::{Comm, Reduction, Request};
+use crate::device::{Device, Number, Overlap};
+use cudarc::driver::{CudaSlice, CudaViewMut};
+use phalanx::{Comm, ReduceOp, Reduction, Request};
+
+impl Gpu {
+    /// The same, with its work on the side stream.
+    fn aside(&self) -> Gpu {
+        Gpu { stream: self.side.clone(), ..self.clone() }
+    }
+
+    /// A buffer that is freed on the side stream. Work there that is enqueued later waits for what is enqueued here.
+    fn give_to_side<A>(&self, buffer: CudaSlice<A>) -> Result<CudaSlice<A>> {
+        let len = buffer.len();
+        let address = buffer.leak();
+        self.side.join(&self.stream)?;
+        // SAFETY: the memory of a buffer that has let go of it, of this length; the side stream waits for its users.
+        Ok(unsafe { self.side.upgrade_device_ptr(address, len) })
+    }
+}
 
 impl Overlap for Gpu {
     type Pending<A: Number> = CudaSlice<A>;
@@ -40,6 +56,24 @@ impl Overlap for Gpu {
 
     fn finish_gather<A: Number>(&self, (_, all): (CudaSlice<A>, CudaSlice<A>)) -> Result<CudaSlice<A>> {
         Ok(all)
+    }
+
+    fn add_reduced<A: Number>(
+        &self,
+        comm: &Comm,
+        replicas: Option<&Comm>,
+        values: CudaSlice<A>,
+        factor: f64,
+        to: &mut CudaViewMut<'_, A>,
+    ) -> Result<()> {
+        let (aside, len) = (self.aside(), to.len());
+        // Made and freed on the side stream: there nothing else waits for the sum.
+        let (values, mut own) = (self.give_to_side(values)?, aside.alloc::<A>(len)?);
+        comm.on(&self.side)?.reduce_scatter(&values, &mut own, ReduceOp::Sum)?;
+        if let Some(replicas) = replicas {
+            replicas.on(&self.side)?.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
+        }
+        aside.add(factor, &aside.view(&own, 0..len), to)
     }
 
     fn start_exchange(&self, comm: &Comm, own: f64) -> Result<Request<(Vec<f64>, Vec<f64>)>> {
