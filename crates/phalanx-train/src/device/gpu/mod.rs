@@ -23,8 +23,9 @@ use std::sync::{Arc, Mutex};
 
 /// Memory and processors of an NVIDIA GPU, on one stream. Needs the feature `cuda`.
 ///
-/// Everything is enqueued on the stream, in the order of the calls; only [`download`](Device::download) waits. Communication that is
-/// started ([`Overlap`](super::Overlap)) goes on a second stream, and cudarc's events keep the two in order. Results are those of
+/// Everything is enqueued on the stream, in the order of the calls; only [`download`](Device::download) waits, and
+/// [`upload`](Device::upload) of page-locked memory. Communication that is started ([`Overlap`](super::Overlap)) goes on a second stream,
+/// and cudarc's events keep the two in order. Results are those of
 /// [`Host`](super::Host), to the bit where arithmetic is element by element; NaNs may have other bits.
 ///
 /// An operation of a communicator that fails leaves its buffers as they are: the communicator's next call reports the error, so call
@@ -89,14 +90,17 @@ impl Gpu {
         // The driver has no allocations of 0 bytes.
         let bytes = len.checked_mul(size_of::<T>()).expect("fewer bytes than usize has").max(1);
         // SAFETY: the context is current; the memory is the slice's, which frees it as cudarc's own.
-        unsafe {
+        let mut buffer = unsafe {
             let address = if context.has_async_alloc() {
                 result::malloc_async(stream.cu_stream(), bytes)?
             } else {
                 result::malloc_sync(bytes)?
             };
-            Ok(self.stream.upgrade_device_ptr(address, len))
-        }
+            self.stream.upgrade_device_ptr(address, len)
+        };
+        // As if it were written: other streams wait for the allocation.
+        drop(buffer.device_ptr_mut(stream));
+        Ok(buffer)
     }
 
     /// Memory with zero bytes.
@@ -179,10 +183,7 @@ impl Device for Gpu {
     }
 
     fn alloc<T: Number>(&self, len: usize) -> Result<CudaSlice<T>> {
-        let mut buffer = self.uninit(len)?;
-        // As if it were written: other streams wait for the allocation.
-        drop(buffer.device_ptr_mut(&self.stream));
-        Ok(buffer)
+        self.uninit(len)
     }
 
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<CudaSlice<T>> {
