@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `launch.rs` | the functions on modules, and `cuLaunchKernel` |
 //! | `image.rs` | which kernels an image has, and for which GPUs |
-//! | `training/` | phalanx-train's kernels |
+//! | `training/` | phalanx-train's kernels, and cuBLAS's products of matrices |
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtr, PushKernelArg}
 
 /// Refuses rows that a matrix does not have.
 fn check(rows: &[u32], width: usize, len: usize) {
-    let is_there = |row: &u32| *row == NO_ROW || (*row as usize + 1) * width <= len;
+    let is_there = |row: &u32| *row == NO_ROW || (*row as usize + 1).saturating_mul(width) <= len;
     assert!(rows.iter().all(is_there), "rows of {width} within {len} numbers");
 }
 

@@ -10,6 +10,7 @@ use cudarc::driver::{CudaView, CudaViewMut, PushKernelArg};
 impl Squares for Gpu {
     /// The order of the sum depends on the length alone: each block's threads, and then the blocks.
     fn add_squares<T: Number>(&self, from: &CudaView<'_, T>, to: &mut CudaViewMut<'_, f64>) -> Result<()> {
+        assert_eq!(to.len(), 1, "a sum");
         let (len, blocks) = (from.len(), grid_of_fours(from.len()));
         let count = blocks.grid_dim.0 as usize;
         let mut partial = self.uninit::<f64>(count)?;

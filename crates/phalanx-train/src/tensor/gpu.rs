@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, PushKernelArg};
 
 /// Elements from the start of the first row to the end of the last.
 fn extent(count: usize, len: usize, row: usize) -> usize {
-    if count == 0 { 0 } else { (count - 1) * row + len }
+    if count == 0 { 0 } else { (count - 1).saturating_mul(row).saturating_add(len) }
 }
 
 impl Slabs for Gpu {
