@@ -24,4 +24,18 @@ impl Squares for Gpu {
         unsafe { launch.arg(&partial).arg(to).arg(&count).launch(grid(1)) }?;
         Ok(())
     }
+
+    fn checksums<T: Number>(&self, views: &[&CudaView<'_, T>]) -> Result<Vec<u64>> {
+        let mut sums = self.zeroed::<u64>(views.len())?;
+        let kernel = self.kernel(&NORM, "checksum", <(T,)>::OF)?;
+        for (at, from) in views.iter().copied().enumerate() {
+            let (len, mut to) = (from.len(), sums.slice_mut(at..at + 1));
+            let mut launch = self.stream().launch_builder(&kernel);
+            // SAFETY: the kernel's parameters; it stays within the view, and adds to one sum.
+            unsafe { launch.arg(from).arg(&mut to).arg(&len).launch(grid_of_fours(len)) }?;
+        }
+        let sums = self.stream().clone_dtoh(&sums)?;
+        self.stream().synchronize()?;
+        Ok(sums)
+    }
 }

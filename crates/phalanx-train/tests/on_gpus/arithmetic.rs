@@ -23,6 +23,11 @@ fn numbers<T: Number>(len: usize, salt: usize) -> Vec<T> {
     (0..len).map(|at| T::from_f64(number(at))).collect()
 }
 
+/// Bits of NaNs may differ.
+fn not_nan<T: Number>(number: T) -> T {
+    if number.to_f64().is_nan() { T::default() } else { number }
+}
+
 fn elements<D: Device>(_: &Comm, device: &D) -> Result<Results> {
     let mut results = Results::default();
     of_pairs::<D, f32>(device, &mut results)?;
@@ -117,6 +122,16 @@ fn squares_of<D: Squares, T: Number>(device: &D, results: &mut Results) -> Resul
         device.add_squares(&device.view(&numbers, 0..len), &mut device.view_mut(&mut sum, 0..1))?;
         Ok(device.download(&device.view(&sum, 0..1))?[0])
     };
+    let of_lengths = LENGTHS.map(|len| numbers::<T>(len, 4).into_iter().map(not_nan).collect::<Vec<T>>());
+    let uploaded = of_lengths.iter().map(|numbers| device.upload(numbers)).collect::<Result<Vec<_>>>()?;
+    let views: Vec<_> =
+        uploaded.iter().zip(LENGTHS).map(|(buffer, len)| device.view(buffer, 0..len)).collect();
+    for sum in device.checksums(&views.iter().collect::<Vec<_>>())? {
+        results.numbers(
+            format!("halves of a checksum of {}", T::DTYPE),
+            &[(sum >> 32) as f64, (sum as u32) as f64],
+        );
+    }
     for len in LENGTHS {
         let whole: Vec<T> = (0..len).map(|at| T::from_f64((at % 120) as f64 - 60.0)).collect();
         results.numbers(format!("squares of {len} × {}", T::DTYPE), &[sum(&whole)?]);

@@ -1,4 +1,4 @@
-//! Sums of squares (`norm.cu`).
+//! Sums of squares, and checksums (`norm.cu`).
 
 use super::Task;
 use super::memory::{Parameters, THREADS, block_sum, sum_of_columns};
@@ -25,10 +25,34 @@ fn add_sums(given: &Parameters) -> Result<Task, Code> {
     }))
 }
 
+/// A number's bits and its place, mixed.
+fn mix(word: u64, at: u64) -> u64 {
+    let x = word.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn checksum<T: Number>(given: &Parameters) -> Result<Task, Code> {
+    let (from, to) = (given.buffer::<T>(0, given.value(2)?)?, given.buffer::<u64>(1, 1)?);
+    Ok(Box::new(move || {
+        let words = from.read().into_iter().map(|x| {
+            let mut word = [0; 8];
+            x.write(&mut word[..T::SIZE]);
+            u64::from_le_bytes(word)
+        });
+        let sum = words.zip(0..).fold(to.read()[0], |sum, (word, at)| sum.wrapping_add(mix(word, at)));
+        to.write(&[sum]);
+    }))
+}
+
 pub fn task(name: &str, given: &Parameters) -> Option<Result<Task, Code>> {
     if name == "add_sums" {
         return Some(add_sums(given));
     }
-    let dtype = name.strip_prefix("squares_")?;
-    of_type!(dtype, T => squares::<T>(given))
+    match name.split_once('_')? {
+        ("squares", dtype) => of_type!(dtype, T => squares::<T>(given)),
+        ("checksum", dtype) => of_type!(dtype, T => checksum::<T>(given)),
+        _ => None,
+    }
 }

@@ -103,7 +103,7 @@ macro_rules! integers {
                 bytes.copy_from_slice(&self.to_ne_bytes());
             }
             fn wide(self) -> f64 {
-                f64::from(self)
+                self as f64
             }
             fn down(x: f64) -> $ty {
                 x as $ty
@@ -112,7 +112,7 @@ macro_rules! integers {
     )*};
 }
 
-integers!(u8, u32);
+integers!(u8, u32, u64);
 
 numbers! {
     f32: f32, f64::from, |x| x as f32;

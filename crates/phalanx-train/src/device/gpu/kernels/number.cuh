@@ -27,6 +27,10 @@ static __device__ __forceinline__ f32 to_odd(f64 x) {
     return (f64)cut == x || x != x ? cut : float_of(bits_of(cut) | 1);
 }
 
+static __device__ __forceinline__ u64 bits_of(f64 x) { return (u64)__double_as_longlong(x); }
+static __device__ __forceinline__ u64 bits_of(f16 x) { return x.bits; }
+static __device__ __forceinline__ u64 bits_of(bf16 x) { return x.bits; }
+
 template <class T> struct Down;
 template <> struct Down<f32> {
     static __device__ __forceinline__ f32 of(f32 x) { return x; }
@@ -76,8 +80,8 @@ template <class F> static __device__ __forceinline__ void each_four(size_t len, 
 }
 
 // The sum over the block's threads, in a fixed order, for all of them.
-static __device__ __forceinline__ f64 block_sum(f64 own) {
-    __shared__ f64 sums[THREADS];
+template <class S> static __device__ __forceinline__ S block_sum(S own) {
+    __shared__ S sums[THREADS];
     __syncthreads();
     sums[threadIdx.x] = own;
     for (u32 half = THREADS / 2; half > 0; half /= 2) {
