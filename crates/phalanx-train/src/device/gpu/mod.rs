@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 ///
 /// Everything is enqueued on the stream, in the order of the calls; only [`download`](Device::download) waits, and
 /// [`upload`](Device::upload) of page-locked memory. Communication that is started ([`Overlap`](super::Overlap)) goes on a second stream,
-/// and cudarc's events keep the two in order. Results are those of
+/// and cudarc's events keep the two in order. On a GPU without memory pools, freeing a buffer waits, too. Results are those of
 /// [`Host`](super::Host), to the bit where arithmetic is element by element; NaNs may have other bits.
 ///
 /// An operation of a communicator that fails leaves its buffers as they are: the communicator's next call reports the error, so call
