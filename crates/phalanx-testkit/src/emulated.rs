@@ -21,12 +21,14 @@ const FILE: &str = "libphalanx_emulated.so";
 /// links, so that the libraries stay one, and share their state, when several are loaded.
 type Names = &'static [&'static str];
 
-/// NCCL, CUDA's driver, NVSHMEM and those of its plugins whose work it does itself.
+/// NCCL, CUDA's driver, cuBLAS, NVSHMEM and those of its plugins whose work it does itself.
 const NVIDIA: Names = &[
     "libnccl.so.2",
     "libnccl.so",
     "libcuda.so.1",
     "libcuda.so",
+    "libcublas.so",
+    "libcublas.so.12",
     "libnvshmem_host.so.3",
     "libnvshmem_host.so",
     "nvshmem_bootstrap_pmi.so.3",

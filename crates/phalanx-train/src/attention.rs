@@ -8,6 +8,9 @@
 //!
 //! Queries, keys and values are `[tokens, heads, size]`, a rank's first chunk before its second; log-sum-exps are `[tokens, heads]`.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use crate::device::{Device, Host, Number};
 use crate::mesh::layout::part;
 use crate::pipeline::{Channel, Messages};
@@ -234,7 +237,7 @@ impl Ring {
             }
             visiting = self.receive(comm, device, step, visiting, sending)?;
         }
-        let mut output = device.zeros(len)?;
+        let mut output = device.alloc(len)?;
         device.convert(&device.view(&merged, 0..len), &mut device.view_mut(&mut output, 0..len))?;
         Ok(Attention { output, sums })
     }
@@ -300,7 +303,7 @@ impl Ring {
                 Channel::Backward,
             )?;
         }
-        let mut gradients = [device.zeros(len)?, device.zeros(len)?, device.zeros(len)?];
+        let mut gradients = [device.alloc(len)?, device.alloc(len)?, device.alloc(len)?];
         let [of_keys, of_values] = of_visiting;
         for (from, to) in [of_queries, of_keys, of_values].iter().zip(&mut gradients) {
             device.convert(&device.view(from, 0..len), &mut device.view_mut(to, 0..len))?;
@@ -367,7 +370,7 @@ impl Ring {
             return Ok(own);
         }
         let before = (self.rank + self.ranks - 1) % self.ranks;
-        let mut taken = [device.zeros(self.len(home))?, device.zeros(self.len(home))?];
+        let mut taken = [device.alloc(self.len(home))?, device.alloc(self.len(home))?];
         for buffer in &mut taken {
             device.receive(comm, buffer, before, channel)?;
         }
@@ -378,7 +381,7 @@ impl Ring {
 
 fn copy<D: Device, T: Number>(device: &D, buffer: &D::Buffer<T>) -> Result<D::Buffer<T>> {
     let len = buffer.len();
-    let mut copy = device.zeros(len)?;
+    let mut copy = device.alloc(len)?;
     device.convert(&device.view(buffer, 0..len), &mut device.view_mut(&mut copy, 0..len))?;
     Ok(copy)
 }

@@ -18,6 +18,14 @@ pub enum Error {
     /// A communicator has failed, or refuses what was asked.
     #[error(transparent)]
     Comm(#[from] phalanx::Error),
+    /// A GPU's driver refuses what was asked.
+    #[cfg(feature = "cuda")]
+    #[error("the GPU's driver: {0}")]
+    Gpu(#[from] cudarc::driver::DriverError),
+    /// cuBLAS is not there, or refuses a product.
+    #[cfg(feature = "cuda")]
+    #[error("{0}")]
+    Blas(String),
     /// Another rank could not do its part. That rank has the error itself.
     #[error("rank {rank}: {what}")]
     Rank {

@@ -1,7 +1,7 @@
 //! Training on many ranks, on flat buffers: no tensor library is needed, and any can be used.
 //!
-//! The parts stand by themselves; a program takes those that it needs. All of them are generic over a [`Device`](device::Device). So far there
-//! is one, [`Host`](device::Host): nothing here has run on GPU memory yet.
+//! The parts stand by themselves; a program takes those that it needs. They are generic over a [`Device`](device::Device): [`Host`](device::Host),
+//! and with the feature `cuda` `Gpu`, an NVIDIA GPU.
 //!
 //! `docs/guide/training.md` in the repository is the guide, with a picture of each part.
 //!

@@ -26,20 +26,37 @@
 //! rank gets the parts of all ranks and adds them in rank order, so the norm has the same bits everywhere, and so has each decision that is
 //! made from it.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use crate::device::{Device, Host, Number, Overlap};
 use crate::mesh::{Layout, Mesh, Placement};
 use crate::sharding::ShardedGroup;
 use crate::{Error, Result};
-use phalanx::Source;
+use phalanx::{DType, Source};
 
-/// Arithmetic of norms.
+/// Arithmetic of norms and checksums.
 pub trait Squares: Device {
     /// `to += Σ from²`, computed in f64; `to` has one element, `from` any number.
     fn add_squares<T: Number>(&self, from: &Self::View<'_, T>, to: &mut Self::ViewMut<'_, f64>)
     -> Result<()>;
+
+    /// A checksum of each of several views, over the bits of its numbers and their places. It waits for the numbers.
+    ///
+    /// # Errors
+    /// If the device refuses the work.
+    fn checksums<T: Number>(&self, views: &[&Self::View<'_, T>]) -> Result<Vec<u64>>;
 }
 
 impl Squares for Host {
+    fn checksums<T: Number>(&self, views: &[&&[T]]) -> Result<Vec<u64>> {
+        let sum = |view: &&&[T]| {
+            let places = (0u64..).zip(view.iter());
+            places.fold(0u64, |sum, (at, x)| sum.wrapping_add(mix(bits(*x), at)))
+        };
+        Ok(views.iter().map(sum).collect())
+    }
+
     fn add_squares<T: Number>(&self, from: &&[T], to: &mut &mut [f64]) -> Result<()> {
         // Four sums, which the processor adds side by side.
         let (quads, rest) = from.as_chunks::<4>();
@@ -181,7 +198,7 @@ impl<'d, D: Squares> Sums<'d, D> {
     fn norm(&self, mesh: &Mesh) -> Result<f64> {
         let device = self.device;
         let ranks = mesh.world().world_size();
-        let mut all = device.zeros::<f64>(2 * ranks)?;
+        let mut all = device.alloc::<f64>(2 * ranks)?;
         mesh.world()
             .all_gather(&device.view(&self.sums, 0..2), &mut device.view_mut(&mut all, 0..2 * ranks))?;
         let all = device.download(&device.view(&all, 0..2 * ranks))?;
@@ -259,7 +276,7 @@ impl ReplicaCheck {
     /// [`Error::Mismatch`] on every rank if copies differ: the text names the parameters, and for each the ranks that differ from most of
     /// its holders (from the one with the lowest rank, if there is no majority). A rank that does not have the parameter knows its name only
     /// as a number. [`Error::Usage`] as for [`global_norm`].
-    pub fn check<D: Device, T: Number>(
+    pub fn check<D: Squares, T: Number>(
         &self,
         step: u64,
         mesh: &Mesh,
@@ -269,12 +286,13 @@ impl ReplicaCheck {
         if self.every == 0 || !step.is_multiple_of(self.every) {
             return Ok(());
         }
-        let mut own = Vec::with_capacity(3 * parameters.len());
-        for (name, layout, data) in parameters {
+        for (_, layout, data) in parameters {
             is_counted(mesh, layout, data.len())?;
-            let numbers = device.download(data)?;
-            let bits = numbers.iter().map(|x| x.to_f64().to_bits());
-            own.extend([hash(name.bytes().map(u64::from)), block_id(mesh, layout)?, hash(bits)]);
+        }
+        let sums = device.checksums(&parameters.iter().map(|(_, _, data)| data).collect::<Vec<_>>())?;
+        let mut own = Vec::with_capacity(3 * parameters.len());
+        for ((name, layout, _), sum) in parameters.iter().zip(sums) {
+            own.extend([hash(name.bytes().map(u64::from)), block_id(mesh, layout)?, sum]);
         }
         let comm = mesh.world();
         let mut counts = vec![0u64; comm.world_size()];
@@ -319,6 +337,24 @@ fn block_id(mesh: &Mesh, layout: &Layout) -> Result<u64> {
     let own = mesh.shape().dims().iter().filter(|(axis, _)| layout.placement(*axis) == Placement::Own);
     let own = own.map(|(axis, _)| mesh.coordinate(*axis) as u64);
     Ok(hash(ranges.chain(own)))
+}
+
+/// The bits of a number.
+fn bits<T: Number>(number: T) -> u64 {
+    match T::DTYPE {
+        DType::F64 => number.to_f64().to_bits(),
+        DType::F16 => half::f16::from_f32(number.to_f32()).to_bits().into(),
+        DType::Bf16 => half::bf16::from_f32(number.to_f32()).to_bits().into(),
+        _ => number.to_f32().to_bits().into(),
+    }
+}
+
+/// A word and its place, mixed by splitmix64: another word gives another result.
+fn mix(word: u64, at: u64) -> u64 {
+    let x = word.wrapping_add((at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }
 
 /// A hash that no change of a single word leaves as it is.

@@ -44,7 +44,7 @@ impl<D: ElementWise, M: Number> Outer<D, M> {
     /// Errors of the device.
     pub fn new(device: &D, parameters: &D::View<'_, M>, optimizer: Sgd) -> Result<Outer<D, M>> {
         let len = parameters.len();
-        let mut agreed = device.zeros(len)?;
+        let mut agreed = device.alloc(len)?;
         device.convert(parameters, &mut device.view_mut(&mut agreed, 0..len))?;
         Ok(Outer { device: device.clone(), optimizer, agreed, momentum: device.zeros(len)? })
     }

@@ -93,6 +93,9 @@ fn attributed(address: u64) -> Option<Allocation> {
     memory::find(address).filter(|allocation| address < allocation.address + allocation.size)
 }
 
+/// How many freed bytes a pool keeps (of `CUmemPool_attribute`).
+const RELEASE_THRESHOLD: c_int = 4;
+
 exported! {
     fn cuMemAlloc_v2(address: Out<u64>, size: usize) {
         let context = current()?;
@@ -178,6 +181,11 @@ exported! {
     fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: c_int) {
         pool.set(0x900 + index(device)? as u64);
         Ok(())
+    }
+
+    fn cuMemPoolSetAttribute(_pool: Handle, attribute: c_int, _value: In<c_void>) {
+        // The emulated pools keep nothing.
+        if attribute == RELEASE_THRESHOLD { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuDeviceGetMemPool(pool: Out<Handle>, device: c_int) {

@@ -1,7 +1,7 @@
 //! The functions on modules, and launches of their kernels.
 
 use super::image::Image;
-use super::{atomics, collective};
+use super::{atomics, collective, training};
 use crate::base::call::{Code, exported};
 use crate::base::handles::{self, Handle, Handles};
 use crate::base::pointers::{In, Out};
@@ -68,6 +68,7 @@ exported! {
             return Err(INVALID_VALUE);
         }
         let work = atomics::work(&kernel.name, parameters)
+            .or_else(|| training::work(&kernel.name, gx, parameters))
             .or_else(|| collective::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters));
         stream.enqueue(work.ok_or(NOT_FOUND)??)
     }

@@ -1,4 +1,4 @@
-//! phalanx's own kernels, by name. Other kernels do not exist here.
+//! The kernels of phalanx and phalanx-train, by name. Other kernels do not exist here.
 //!
 //! A module's image, PTX or a cubin, must have the kernel; the kernel's name selects the code of this folder. From the
 //! top down, each file uses files further down only:
@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `launch.rs` | the functions on modules, and `cuLaunchKernel` |
 //! | `image.rs` | which kernels an image has, and for which GPUs |
+//! | `training/` | phalanx-train's kernels, and cuBLAS's products of matrices |
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
@@ -27,5 +28,6 @@ mod lane;
 mod launch;
 mod moving;
 mod reduce;
+mod training;
 mod warps;
 mod words;

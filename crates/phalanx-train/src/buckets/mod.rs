@@ -215,7 +215,7 @@ impl<D: Overlap> GradientBuckets<D> {
         }
         self.lay_out()?;
         self.ready_order.clear();
-        let told = Some(comm.start_all_gather(vec![weight], vec![0.0; comm.world_size()])?);
+        let told = Some(self.device.start_exchange(comm, weight)?);
         let none = vec![false; self.parameters.len()];
         let (written, ready) = (none.clone(), none);
         self.step = Some(Step { weight, told, share: None, accumulates: false, written, ready, sent: 0 });

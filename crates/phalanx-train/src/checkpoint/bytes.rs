@@ -1,4 +1,4 @@
-//! Numbers as the bytes of a file, and back.
+//! Numbers as bytes, and back.
 
 use crate::device::Number;
 use phalanx::DType;
@@ -35,7 +35,7 @@ impl<T: Number> Bytes for Vec<T> {
 }
 
 /// The bytes of numbers, for writing.
-pub(super) fn bytes_mut<T: Number>(numbers: &mut [T]) -> &mut [u8] {
+pub(crate) fn bytes_mut<T: Number>(numbers: &mut [T]) -> &mut [u8] {
     // SAFETY: an `Element` has no padding, and every bit pattern of one is valid.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), std::mem::size_of_val(numbers)) }
 }

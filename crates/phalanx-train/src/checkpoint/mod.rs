@@ -47,7 +47,7 @@
 //!
 //! On a GPU, [`Saver::save`] waits for the work that is enqueued on the device's stream before it.
 
-mod bytes;
+pub(crate) mod bytes;
 pub(crate) mod exchange;
 mod file;
 mod folder;

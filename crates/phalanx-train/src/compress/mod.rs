@@ -9,6 +9,8 @@
 //! All ranks get the same bits. In the place of the sum of [gradient buckets](crate::buckets), `set_hook` takes a [`PowerSgdHook`] or a
 //! [`Quantized`].
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod hooks;
 mod host;
 mod power_sgd;

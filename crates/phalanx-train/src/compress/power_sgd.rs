@@ -103,7 +103,7 @@ impl<D: LowRank, M: Number> PowerSgd<D, M> {
         let mut error = device.view_mut(&mut self.error, 0..len);
         device.add(1.0, &D::reborrow(gradient), &mut error)?;
 
-        let mut left = device.zeros::<M>(rows * rank)?;
+        let mut left = device.alloc::<M>(rows * rank)?;
         let mut left = device.view_mut(&mut left, 0..rows * rank);
         let mut right = device.view_mut(&mut self.right, 0..columns * rank);
         device.times_thin(shape, false, &D::reborrow(&error), &D::reborrow(&right), &mut left)?;

@@ -1,16 +1,20 @@
 //! Where a model's numbers are, and the arithmetic on them.
 //!
 //! A part of this crate that moves and combines numbers is generic over a [`Device`]: [`Host`] for memory of the host, and
-//! a GPU. It sees flat buffers and views of them, which phalanx's operations take as they are. On a GPU, each method
+//! `Gpu` (feature `cuda`) for that of an NVIDIA GPU. It sees flat buffers and views of them, which phalanx's operations take as they are. On a GPU, each method
 //! enqueues work on the device's stream and returns; on the host it is done when the method returns.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu;
 mod host;
 
+#[cfg(feature = "cuda")]
+pub use gpu::Gpu;
 pub use host::Host;
 pub(crate) use host::in_double;
 
 use crate::Result;
-use phalanx::{Comm, Element, Reduction, Source, Target};
+use phalanx::{Comm, Element, ReduceOp, Reduction, Request, Source, Target};
 use std::ops::Range;
 
 /// A type of floating-point numbers: f32, f64, f16 or bf16.
@@ -23,6 +27,17 @@ pub trait Number: Element + Default {
     fn from_f32(value: f32) -> Self;
     /// The nearest `f32`; exact but for f64.
     fn to_f32(self) -> f32;
+}
+
+/// To f32, with the last bit set if anything is lost: rounding the result to fewer bits is then rounding once.
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    let rounded = f64::from(near);
+    if rounded == value || value.is_nan() {
+        return near;
+    }
+    let towards_zero = near.to_bits() - u32::from(rounded.abs() > value.abs());
+    f32::from_bits(towards_zero | 1)
 }
 
 macro_rules! numbers {
@@ -47,8 +62,8 @@ macro_rules! numbers {
 numbers! {
     f32: |x| x as f32, f64::from, |x| x, |x| x;
     f64: |x| x, |x| x, f64::from, |x| x as f32;
-    half::f16: half::f16::from_f64, f64::from, half::f16::from_f32, f32::from;
-    half::bf16: half::bf16::from_f64, f64::from, half::bf16::from_f32, f32::from;
+    half::f16: |x| half::f16::from_f32(to_odd(x)), f64::from, half::f16::from_f32, f32::from;
+    half::bf16: |x| half::bf16::from_f32(to_odd(x)), f64::from, half::bf16::from_f32, f32::from;
 }
 
 /// A place with memory and arithmetic.
@@ -64,6 +79,10 @@ pub trait Device: Clone + Send + Sync + 'static {
 
     /// Memory for `len` numbers, all 0.
     fn zeros<T: Number>(&self, len: usize) -> Result<Self::Buffer<T>>;
+    /// Memory for `len` numbers that are all overwritten before they are read: what is in it is not said.
+    fn alloc<T: Number>(&self, len: usize) -> Result<Self::Buffer<T>> {
+        self.zeros(len)
+    }
     /// Memory with a copy of these numbers of the host.
     fn upload<T: Number>(&self, numbers: &[T]) -> Result<Self::Buffer<T>>;
     /// A copy on the host; waits for all work before it.
@@ -146,4 +165,33 @@ pub trait Overlap: Device {
     /// # Errors
     /// Errors of `comm`.
     fn finish_gather<A: Number>(&self, gathering: Self::Gathering<A>) -> Result<Self::Buffer<A>>;
+
+    /// Adds `factor` times this rank's part of the sum of all ranks' `values` to `to`, and before that sums it over the `replicas`, if they are
+    /// given. On a GPU this is started, and work that uses `to` waits for it; on the host it is done.
+    ///
+    /// # Errors
+    /// Errors of the communicators and of the device.
+    fn add_reduced<A: Number>(
+        &self,
+        comm: &Comm,
+        replicas: Option<&Comm>,
+        values: Self::Buffer<A>,
+        factor: f64,
+        to: &mut Self::ViewMut<'_, A>,
+    ) -> Result<()> {
+        let mut own = self.alloc::<A>(to.len())?;
+        comm.reduce_scatter(&values, &mut own, ReduceOp::Sum)?;
+        if let Some(replicas) = replicas {
+            replicas.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
+        }
+        self.add(factor, &self.view(&own, 0..to.len()), to)
+    }
+
+    /// Starts to tell all ranks a number of this one. It does not wait for what the device computes.
+    ///
+    /// # Errors
+    /// Errors of `comm`.
+    fn start_exchange(&self, comm: &Comm, own: f64) -> Result<Request<(Vec<f64>, Vec<f64>)>> {
+        Ok(comm.start_all_gather(vec![own], vec![0.0; comm.world_size()])?)
+    }
 }

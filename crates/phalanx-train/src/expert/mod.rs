@@ -33,6 +33,8 @@
 //! Where the loss is a mean over each rank's own tokens, and other gradients are averaged over the ranks, multiply them by
 //! [`gradient_factor`](Experts::gradient_factor); then the result is that of a run without expert parallelism.
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod rows;
 mod statistics;
 
@@ -402,7 +404,7 @@ impl Routing {
         tokens: &D::View<'_, T>,
     ) -> Result<D::Buffer<T>> {
         let (sent, rows) = (self.sent_tokens.len(), self.rows());
-        let mut send = device.zeros(sent * width)?;
+        let mut send = device.alloc(sent * width)?;
         device.gather_rows(
             width,
             &self.sent_tokens,
@@ -410,14 +412,14 @@ impl Routing {
             tokens,
             &mut device.view_mut(&mut send, 0..sent * width),
         )?;
-        let mut received = device.zeros::<T>(rows * width)?;
+        let mut received = device.alloc::<T>(rows * width)?;
         comm.all_to_all_v(
             &send,
             &times(&self.outgoing, width),
             &mut received,
             &times(&self.incoming, width),
         )?;
-        let mut ordered = device.zeros(rows * width)?;
+        let mut ordered = device.alloc(rows * width)?;
         let received = device.view(&received, 0..rows * width);
         device.gather_rows(
             width,
@@ -438,7 +440,7 @@ impl Routing {
     ) -> Result<D::Buffer<T>> {
         let (sent, rows) = (self.sent_tokens.len(), self.rows());
         check("rows of experts", phalanx::Source::len(outputs), rows, width)?;
-        let mut send = device.zeros(rows * width)?;
+        let mut send = device.alloc(rows * width)?;
         device.gather_rows(
             width,
             &self.by_rank,
@@ -446,7 +448,7 @@ impl Routing {
             outputs,
             &mut device.view_mut(&mut send, 0..rows * width),
         )?;
-        let mut returned = device.zeros::<T>(sent * width)?;
+        let mut returned = device.alloc::<T>(sent * width)?;
         comm.all_to_all_v(
             &send,
             &times(&self.incoming, width),
@@ -463,7 +465,7 @@ impl Routing {
         factors: Option<&[f64]>,
         returned: &D::Buffer<T>,
     ) -> Result<D::Buffer<T>> {
-        let mut output = device.zeros(self.tokens * width)?;
+        let mut output = device.alloc(self.tokens * width)?;
         let returned = device.view(returned, 0..self.sent_tokens.len() * width);
         let mut to = device.view_mut(&mut output, 0..self.tokens * width);
         device.sum_rows(width, self.top, &self.sent_rows, factors, &returned, &mut to)?;

@@ -47,13 +47,7 @@ fn adamw<R: Real, M: Number>(
     first: &mut [M],
     second: &mut [M],
 ) {
-    let (beta1, beta2) = hyper.betas;
-    let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX));
-    let decay = R::from_f64(1.0 - hyper.learning_rate * hyper.weight_decay);
-    let length = R::from_f64(hyper.learning_rate / correction(beta1));
-    let root = R::from_f64(correction(beta2).sqrt());
-    let [beta1, beta2, rest1, rest2, epsilon] =
-        [beta1, beta2, 1.0 - beta1, 1.0 - beta2, hyper.epsilon].map(R::from_f64);
+    let [decay, length, root, beta1, beta2, rest1, rest2, epsilon] = hyper.factors(step).map(R::from_f64);
     let states = first.iter_mut().zip(second);
     for ((parameter, gradient), (first, second)) in parameters.iter_mut().zip(gradient).zip(states) {
         let g = R::of(*gradient);

@@ -17,6 +17,8 @@
 //!
 //! Names and results are those of `torch.optim`'s optimizers. [`ShardedGroup`](crate::sharding::ShardedGroup) applies them to shards.
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod host;
 mod muon;
 
@@ -94,6 +96,16 @@ impl AdamW {
     /// With the given learning rate, and torch's defaults: betas 0.9 and 0.999, epsilon 1e-8, weight decay 0.01.
     pub fn new(learning_rate: f64) -> AdamW {
         AdamW { learning_rate, betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01 }
+    }
+
+    /// What a step multiplies with: the decay of parameters, the length of the step and the root of the second moment's correction, the
+    /// betas, 1 minus them, and epsilon.
+    fn factors(&self, step: u64) -> [f64; 8] {
+        let (beta1, beta2) = self.betas;
+        let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX));
+        let decay = 1.0 - self.learning_rate * self.weight_decay;
+        let (length, root) = (self.learning_rate / correction(beta1), correction(beta2).sqrt());
+        [decay, length, root, beta1, beta2, 1.0 - beta1, 1.0 - beta2, self.epsilon]
     }
 }
 

@@ -62,8 +62,8 @@ pub enum Channel {
 
 /// Messages between ranks, on a device.
 ///
-/// Messages have no tags: those of one rank to another on one [`Channel`] are received in the order in which they are sent. A device whose
-/// sends wait for their receives (NCCL) needs a stream and a communicator of its own for each direction of each pair of ranks and each channel.
+/// Messages have no tags: those of one rank to another on one [`Channel`] are received in the order in which they are sent. On a GPU they
+/// need a device that `Gpu::connected` made.
 pub trait Messages: Device {
     /// A message under way, with its buffer.
     type Sending<T: Number>;
@@ -95,7 +95,7 @@ pub trait Messages: Device {
     /// Whether a message is no longer under way.
     fn is_sent<T: Number>(&self, sending: &mut Self::Sending<T>) -> bool;
 
-    /// Waits until a message is no longer under way.
+    /// Waits until a message is no longer under way. On a GPU, work enqueued later waits.
     ///
     /// # Errors
     /// Errors of `comm`.
@@ -280,7 +280,7 @@ impl<D: Messages, T: Number, L: Fn(usize, usize) -> usize> Run<'_, D, T, L> {
         loop {
             let next = self.incoming[message.channel as usize].pop_front();
             let next = next.expect("a schedule was played through when it was made");
-            let mut buffer = self.device.zeros((self.input_len)(next.micro, next.boundary))?;
+            let mut buffer = self.device.alloc((self.input_len)(next.micro, next.boundary))?;
             self.device.receive(self.comm, &mut buffer, from, next.channel)?;
             if next == message {
                 return Ok(buffer);

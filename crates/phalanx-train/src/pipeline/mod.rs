@@ -53,9 +53,13 @@
 //! A weight that two stages share ("tied") has a gradient on each of them: [`reduce_tied_gradient`].
 
 mod executor;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu;
 mod schedule;
 mod timeline;
 
 pub use executor::{Channel, Messages, Pipeline, Position, Stage, mean_loss, reduce_tied_gradient};
+#[cfg(feature = "cuda")]
+pub use gpu::Sending;
 pub use schedule::{Action, Kind, Schedule};
 pub use timeline::{Costs, Timeline};

@@ -48,7 +48,7 @@ pub use layout::FlatLayout;
 use crate::device::{Number, Overlap};
 use crate::optimizer::Optimizer;
 use crate::{Error, Result};
-use phalanx::{Comm, ReduceOp, Source};
+use phalanx::{Comm, Source};
 
 /// What becomes of the gradients of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -173,9 +173,9 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     pub fn prefetch(&mut self, comm: &Comm) -> Result<()> {
         if self.gathered.is_none() && self.gathering.is_none() {
             let (device, part) = (&self.device, self.layout.part_len());
-            let mut own = device.zeros::<T>(part)?;
+            let mut own = device.alloc::<T>(part)?;
             device.convert(&device.view(&self.master, 0..part), &mut device.view_mut(&mut own, 0..part))?;
-            let all = device.zeros::<T>(self.layout.len())?;
+            let all = device.alloc::<T>(self.layout.len())?;
             self.gathering = Some(device.start_gather(comm, own, all)?);
         }
         Ok(())
@@ -193,7 +193,7 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// Adds the mean or sum of all ranks' gradients to this rank's part. `gradient` is of all parameters, as the layout says. Collective: a
     /// rank without a gradient gives zeros.
     ///
-    /// Called several times before a step, it accumulates.
+    /// Called several times before a step, it accumulates. On a GPU it is started, beside what is computed.
     ///
     /// # Errors
     /// [`Error::Usage`] if `gradient` is of another length. Errors of `comm` and of the device.
@@ -219,21 +219,14 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     ) -> Result<()> {
         self.check(gradient)?;
         let (device, part, all) = (&self.device, self.layout.part_len(), self.layout.len());
-        let mut sums = device.zeros::<M>(all)?;
+        let mut sums = device.alloc::<M>(all)?;
         device.convert(gradient, &mut device.view_mut(&mut sums, 0..all))?;
-        let mut own = device.zeros::<M>(part)?;
-        comm.reduce_scatter(&sums, &mut own, ReduceOp::Sum)?;
-        let mut ranks = comm.world_size();
-        if let Some(replicas) = replicas {
-            replicas.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
-            ranks *= replicas.world_size();
-        }
+        let ranks = comm.world_size() * replicas.map_or(1, Comm::world_size);
         let factor = match reduction {
             Reduction::Mean => 1.0 / ranks as f64,
             Reduction::Sum => 1.0,
         };
-        let own = device.view(&own, 0..part);
-        device.add(factor, &own, &mut device.view_mut(&mut self.gradient, 0..part))
+        device.add_reduced(comm, replicas, sums, factor, &mut device.view_mut(&mut self.gradient, 0..part))
     }
 
     /// Adds this rank's part of a gradient that is reduced already, by [all_reduce](Comm::all_reduce) for example. Not collective.

@@ -105,7 +105,7 @@ impl<D: CrossEntropy> VocabularyParallel<D> {
         let local: Vec<Option<u32>> = targets.iter().map(here).collect();
 
         let columns = own.len();
-        let (mut greatest, mut sums) = (device.zeros::<f64>(rows)?, device.zeros::<f64>(3 * rows)?);
+        let (mut greatest, mut sums) = (device.alloc::<f64>(rows)?, device.alloc::<f64>(3 * rows)?);
         device.greatest(columns, logits, &mut device.view_mut(&mut greatest, 0..rows))?;
         comm.all_reduce_in_place(&mut greatest, ReduceOp::Max)?;
         let view = device.view(&greatest, 0..rows);

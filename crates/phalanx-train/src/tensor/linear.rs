@@ -97,7 +97,7 @@ impl Sizes {
         x: &D::View<'_, T>,
     ) -> Result<D::Buffer<T>> {
         let rows = self.rows("the input", x.len(), self.inputs)?;
-        let mut y = device.zeros(rows * self.outputs)?;
+        let mut y = device.alloc(rows * self.outputs)?;
         let weight = device.view(weight, 0..self.outputs * self.inputs);
         let mut to = device.view_mut(&mut y, 0..rows * self.outputs);
         device.product([rows, self.inputs, self.outputs], [false, true], x, &weight, &mut to, false)?;
@@ -133,7 +133,7 @@ impl Sizes {
                 rows * inputs
             )));
         }
-        let (mut of_x, mut of_weight) = (device.zeros(rows * inputs)?, device.zeros(outputs * inputs)?);
+        let (mut of_x, mut of_weight) = (device.alloc(rows * inputs)?, device.alloc(outputs * inputs)?);
         let weight = device.view(weight, 0..outputs * inputs);
         let mut to = device.view_mut(&mut of_x, 0..rows * inputs);
         device.product([rows, outputs, inputs], [false, false], gradient, &weight, &mut to, false)?;

@@ -38,6 +38,8 @@
 //! of unlike length: the first ranks have one more, as everywhere ([`Layout`](crate::mesh::Layout)).
 
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod host;
 mod linear;
 
@@ -161,7 +163,7 @@ pub fn gather<D: Slabs, T: Number>(
 ) -> Result<D::Buffer<T>> {
     let split = Split::new(comm, shape, dimension)?;
     check("this rank's part", own.len(), split.part_len(split.rank))?;
-    let mut parts = device.zeros::<T>(split.len())?;
+    let mut parts = device.alloc::<T>(split.len())?;
     if split.is_even() {
         comm.all_gather(own, &mut parts)?;
     } else {
@@ -170,7 +172,7 @@ pub fn gather<D: Slabs, T: Number>(
     if split.outer == 1 {
         return Ok(parts);
     }
-    let mut whole = device.zeros::<T>(split.len())?;
+    let mut whole = device.alloc::<T>(split.len())?;
     let mut at = 0;
     for rank in 0..split.parts.len() {
         let len = split.part_len(rank);
@@ -193,7 +195,7 @@ pub fn own_part<D: Slabs, T: Number>(
 ) -> Result<D::Buffer<T>> {
     let split = Split::new(comm, shape, dimension)?;
     check("the tensor", whole.len(), split.len())?;
-    let mut own = device.zeros::<T>(split.part_len(split.rank))?;
+    let mut own = device.alloc::<T>(split.part_len(split.rank))?;
     take(&split, device, split.rank, whole, &mut own, 0)?;
     Ok(own)
 }
@@ -228,10 +230,10 @@ pub fn scatter_sum<D: Slabs, T: Number>(
 ) -> Result<D::Buffer<T>> {
     let split = Split::new(comm, shape, dimension)?;
     check("the tensor", summand.len(), split.len())?;
-    let mut own = device.zeros::<T>(split.part_len(split.rank))?;
+    let mut own = device.alloc::<T>(split.part_len(split.rank))?;
     let mut send = None;
     if split.outer != 1 {
-        let (parts, mut at) = (send.insert(device.zeros::<T>(split.len())?), 0);
+        let (parts, mut at) = (send.insert(device.alloc::<T>(split.len())?), 0);
         for rank in 0..split.parts.len() {
             take(&split, device, rank, summand, parts, at)?;
             at += split.part_len(rank);
@@ -271,14 +273,14 @@ pub fn exchange<D: Slabs, T: Number>(
     after[to] = own_after.parts[comm.rank()].len();
     let (before, after) = (Split::new(comm, &before, to)?, Split::new(comm, &after, from)?);
     check("this rank's part", own.len(), before.len())?;
-    let (mut send, mut received) = (device.zeros::<T>(before.len())?, device.zeros::<T>(after.len())?);
+    let (mut send, mut received) = (device.alloc::<T>(before.len())?, device.alloc::<T>(after.len())?);
     let mut at = 0;
     for rank in 0..before.parts.len() {
         take(&before, device, rank, own, &mut send, at)?;
         at += before.part_len(rank);
     }
     comm.all_to_all_v(&send, &before.counts(), &mut received, &after.counts())?;
-    let (mut whole, mut at) = (device.zeros::<T>(after.len())?, 0);
+    let (mut whole, mut at) = (device.alloc::<T>(after.len())?, 0);
     for rank in 0..after.parts.len() {
         let len = after.part_len(rank);
         after.copy(device, rank, &mut whole, &device.view(&received, at..at + len))?;

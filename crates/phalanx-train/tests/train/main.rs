@@ -4,6 +4,7 @@ mod attention;
 mod buckets;
 mod checkpoint;
 mod compress;
+mod device;
 mod elastic;
 mod expert;
 mod mesh;
