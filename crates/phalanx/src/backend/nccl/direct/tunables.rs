@@ -20,6 +20,8 @@ pub(crate) const LONGEST_BY_LL: usize = 32 << 10;
 /// as fast from 4 MiB on.
 pub(crate) const LONGEST: usize = 8 << 20;
 pub(crate) const LONGEST_GATHERED: usize = 2 << 20;
+/// Longest all_reduce, in bytes times ranks, of which up to four count.
+pub(crate) const LONGEST_ALL_REDUCE: usize = 64 << 20;
 /// Among more than two ranks, in bytes times peers: blocks of an all_to_all; and of operations with a root, whose link carries all.
 pub(crate) const LONGEST_TO_EACH: usize = 4 << 20;
 pub(crate) const LONGEST_OF_ROOT: usize = 2 << 20;
