@@ -27,7 +27,7 @@
 //!   requests as futures: [`Request`].
 //! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
-//! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
+//! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
 //! - Memory that other ranks put to and get from: `nvshmem`.
@@ -156,13 +156,15 @@ pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
 pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
+pub use types::bits::{Bitwise, Logical};
 pub use types::dtype::{
-    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Plain, Reducible, bf16, f16,
+    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16, f16,
 };
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
+pub use types::locate::{Locate, Located};
 pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 pub use types::plain::PlainType;

@@ -21,6 +21,7 @@ mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
 mod objects;
+mod operations;
 mod plain;
 mod portable;
 mod programs;
@@ -87,6 +88,8 @@ fn main() -> ExitCode {
         plain::SCENARIOS,
         plain::COMPARED,
         scans::SCENARIOS,
+        operations::SCENARIOS,
+        operations::COMPARED,
         any_source::SCENARIOS,
         any_source::SURVIVED,
         messages::SCENARIOS,
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         vectors::trials(),
         plain::trials(),
         scans::trials(),
+        operations::trials(),
         any_source::trials(),
         messages::trials(),
         requests::trials(),

@@ -14,7 +14,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
+    awaiting, communicators, messages, objects, operations, plain, portable, requests, scans, topologies,
+    values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
@@ -32,7 +33,8 @@ const MATRIX_ON_HOST: Group = ("matrix", || MATRIX.map(|operation| ("matrix", op
 const MATRIX_ON_GPU: Group = ("matrix_on_gpu", || MATRIX.map(|operation| ("matrix/gpu", operation)).into());
 const VECTORS: Group = ("vectors", || promised(vectors::SCENARIOS));
 const PLAIN: Group = ("plain", || [promised(plain::SCENARIOS), vec![("cuda/plain", "")]].concat());
-const SCANS: Group = ("scans", || promised(scans::SCENARIOS));
+const SCANS: Group =
+    ("scans", || [scans::SCENARIOS, operations::SCENARIOS].into_iter().flat_map(promised).collect());
 const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));
 const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")]);
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));

@@ -31,7 +31,7 @@ fn expect<T: PartialEq + Debug>(what: &str, actual: &[T], expected: &[T]) -> Res
 }
 
 /// The ranks' elements, combined up to each rank.
-fn prefixes<T: Copy>(
+pub fn prefixes<T: Copy>(
     ranks: usize,
     of: impl Fn(usize) -> Vec<T>,
     combine: impl Fn(&T, &T) -> T,

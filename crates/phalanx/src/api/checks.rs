@@ -2,10 +2,10 @@
 
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::contract::{Blocks, Call, CombineInOrder, Operation, RankGrid, Shape};
+use crate::contract::{Blocks, Call, Operation, RankGrid, Shape};
 use crate::types::dtype::{DType, ElementType};
 use crate::types::error::{Error, Result, UsageError};
-use crate::types::op::{RawReduction, Reduction, ReductionCode};
+use crate::types::op::{CombineInOrder, RawReduction, Reduction, ReductionCode};
 use crate::types::plain::MOST_COMBINED_BYTES;
 
 /// Limit for the sum of a list of counts, so that its length in bytes fits `isize` for every element type.
@@ -315,7 +315,8 @@ impl<'a> Call<'a> {
     where
         T: ElementType,
     {
-        Call { reduction: reduction.into().into(), ..self }
+        let Reduction { raw, combine, .. } = reduction.into();
+        Call { reduction: raw, custom: combine.map(|combine| combine as _), ..self }
     }
 
     /// Adds a closure that reduces.

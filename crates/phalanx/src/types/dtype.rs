@@ -230,7 +230,7 @@ impl<T: NoUninit + AnyBitPattern + Send + Sync> Plain for T {
     label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
     note = "usize and isize have another size on other machines: use u64 or i64"
 )]
-pub trait Element: Plain + Reducible + fmt::Debug + PartialEq {
+pub trait Element: Plain + Reducible + fmt::Debug + PartialOrd {
     /// This type as a value.
     const DTYPE: DType;
 }
@@ -251,6 +251,14 @@ pub trait ElementType: sealed::Sealed + 'static {}
     note = "a struct: reduce its fields in buffers of their own"
 )]
 pub trait Reducible: ElementType {}
+
+/// A number that has bits to combine: i8 to i64 and u8 to u64. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no integer whose bits ranks can combine",
+    label = "not one of i8 to i64 and u8 to u64",
+    note = "bool: reduce `u8::from(flag)` by `phalanx::Logical`"
+)]
+pub trait Integer: Element {}
 
 /// Stands for the elements of a buffer whose type is known at run time only, such as
 /// [`AnySource`](crate::AnySource).
@@ -292,6 +300,11 @@ elements! {
     f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
     i8 => I8, u8 => U8, i16 => I16, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
 }
+
+macro_rules! integers {
+    ($($ty:ty)*) => { $(impl Integer for $ty {})* };
+}
+integers! { i8 u8 i16 u16 i32 u32 i64 u64 }
 
 /// Runs `$body` with `$T` bound to the Rust type of a [`DType`] value.
 macro_rules! with_element {

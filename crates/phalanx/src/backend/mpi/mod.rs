@@ -34,7 +34,7 @@ mod reduction;
 mod transport;
 mod watchdog;
 
-use gathering::by_gathering;
+use gathering::Gathering;
 pub(crate) use process::Launched;
 pub(crate) use transport::MpiTransport;
 
@@ -238,7 +238,7 @@ impl MpiComm {
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
-    /// A scan, or a reduction by a closure: gathered in pieces, and combined in rank order.
+    /// A scan, or a reduction of elements that are no numbers: gathered in pieces, and combined in rank order.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -246,18 +246,18 @@ impl MpiComm {
     unsafe fn gather_and_combine(&self, call: &Call<'_>) -> Result<()> {
         if self.is_polled() {
             // SAFETY: the caller's contract.
-            return unsafe { by_gathering(call, self.rank, self.ranks, |part| self.carry_out_polled(part)) };
+            return unsafe { self.carry_out_polled(call) };
         }
         let record = CallRecord::of(call);
         let (sequence, _watched) = (self.watch.next(), self.watch.enter(&record));
-        let gather = |part: &Call<'_>| {
-            // SAFETY: the caller's contract.
-            let done = unsafe { self.carry_out(part) };
+        let mut gathering = Gathering::new(call, self.rank, self.ranks);
+        while let Some(part) = gathering.next() {
+            // SAFETY: the caller's contract; the gather is complete when it returns.
+            let done = unsafe { self.carry_out(&part).map(|()| gathering.combine()) };
             self.watch.progress();
-            done.map_err(|failure| self.failure(failure, &record, sequence))
-        };
-        // SAFETY: the caller's contract.
-        unsafe { by_gathering(call, self.rank, self.ranks, gather) }
+            done.map_err(|failure| self.failure(failure, &record, sequence))?;
+        }
+        Ok(())
     }
 
     /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
@@ -303,6 +303,8 @@ impl Backend for MpiComm {
         self.ready()?;
         if call.is_combined_on_host() {
             call.check_combined_on_host(BackendKind::Mpi)?;
+        }
+        if call.is_combined_in_order() {
             // SAFETY: the caller's contract.
             return in_standard_float_mode(|| unsafe { self.gather_and_combine(call) });
         }
