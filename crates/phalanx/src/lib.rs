@@ -27,7 +27,7 @@
 //!   requests as futures: [`Request`].
 //! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
-//! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
+//! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
 //! - Memory that other ranks put to and get from: `nvshmem`.
@@ -135,6 +135,7 @@ pub use api::comm::{Comm, View};
 pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
+pub use api::local::reduce_local;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::Request;
@@ -168,6 +169,7 @@ pub use types::locate::{Locate, Located};
 pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 pub use types::plain::PlainType;
+pub use types::unchecked::Unchecked;
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {

@@ -32,7 +32,9 @@ type Group = (&'static str, fn() -> Vec<(&'static str, &'static str)>);
 const MATRIX_ON_HOST: Group = ("matrix", || MATRIX.map(|operation| ("matrix", operation)).into());
 const MATRIX_ON_GPU: Group = ("matrix_on_gpu", || MATRIX.map(|operation| ("matrix/gpu", operation)).into());
 const VECTORS: Group = ("vectors", || promised(vectors::SCENARIOS));
-const PLAIN: Group = ("plain", || [promised(plain::SCENARIOS), vec![("cuda/plain", "")]].concat());
+const PLAIN: Group = ("plain", || {
+    [promised(plain::SCENARIOS), vec![("cuda/plain", ""), ("cuda/combined_on_host", "")]].concat()
+});
 const SCANS: Group =
     ("scans", || [scans::SCENARIOS, operations::SCENARIOS].into_iter().flat_map(promised).collect());
 const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));

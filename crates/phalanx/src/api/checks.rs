@@ -27,7 +27,7 @@ fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
 }
 
 #[inline(always)]
-fn same_len(
+pub(crate) fn same_len(
     operation: &'static str,
     buffer: &'static str,
     actual: usize,
@@ -323,6 +323,14 @@ impl<'a> Call<'a> {
     pub(crate) fn combining(self, custom: &'a dyn CombineInOrder) -> Call<'a> {
         let reduction = RawReduction { code: ReductionCode::Custom, factor: 0 };
         Call { reduction, custom: Some(custom), ..self }
+    }
+
+    /// Adds the lengths of the parts that travel together, for the comparison of calls: a hash, in the place of the root.
+    pub(crate) fn of_parts(self, lens: &[usize]) -> Call<'a> {
+        let hash = lens.iter().fold(0x811c_9dc5, |hash: u32, len| {
+            (hash ^ *len as u32).wrapping_mul(0x0100_0193).rotate_left(9)
+        });
+        self.rooted(hash as usize)
     }
 
     /// Adds the elements' type, which both buffers have.

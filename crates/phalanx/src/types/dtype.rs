@@ -205,8 +205,8 @@ mod sealed {
     message = "ranks cannot exchange elements of type `{Self}`",
     label = "not plain data",
     note = "a struct without padding: derive `bytemuck::Pod` and `bytemuck::Zeroable` for it",
-    note = "bool: send `u8::from(flag)`, and compare what arrives with 0",
-    note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before"
+    note = "bool, char and enums without fields: as `phalanx::Unchecked`, which checks what arrives",
+    note = "String and str: send the bytes as u8 (`as_bytes`), and their number in a message before; or an object"
 )]
 pub trait Plain: ElementType + Copy + Send + Sync + 'static {
     /// This type as a value.

@@ -10,6 +10,7 @@ pub(crate) mod memory;
 pub(crate) mod object_error;
 pub(crate) mod op;
 pub(crate) mod plain;
+pub(crate) mod unchecked;
 
 /// The most ranks of a communicator that meets in host memory.
 pub(crate) const MAX_RANKS: usize = 512;

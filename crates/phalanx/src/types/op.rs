@@ -99,7 +99,6 @@ impl fmt::Debug for dyn CombineInOrder + '_ {
 
 /// The argument of a reducing collective: a [`ReduceOp`], a [`PreMulSum`] of the buffers' type, an operation on integers
 /// ([`Bitwise`](crate::Bitwise), [`Logical`](crate::Logical)), or [`Locate`](crate::Locate).
-#[derive(Clone, Copy)]
 pub struct Reduction<T> {
     pub(crate) raw: RawReduction,
     /// The combination of elements that are no numbers.
@@ -121,6 +120,15 @@ impl<T> Reduction<T> {
         Reduction { combine: Some(combine), ..Reduction::of(code) }
     }
 }
+
+// By hand, since a derived one would ask that of `T`.
+impl<T> Clone for Reduction<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Reduction<T> {}
 
 impl<T> fmt::Debug for Reduction<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

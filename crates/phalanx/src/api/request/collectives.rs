@@ -123,6 +123,22 @@ impl Comm {
         self.request_in_place(buf, call.reducing(op))
     }
 
+    /// Starts a [`scan_in_place`](Comm::scan_in_place). `MPI_Iscan`.
+    pub fn start_scan<B: Owned>(&self, buf: B, op: impl Into<Reduction<B::Elem>>) -> Result<Request<B>> {
+        let call = self.shape().whole(Operation::Scan, buf.len()).reducing(op);
+        self.request_in_place(buf, call)
+    }
+
+    /// Starts an [`exclusive_scan_in_place`](Comm::exclusive_scan_in_place). `MPI_Iexscan`.
+    pub fn start_exclusive_scan<B: Owned>(
+        &self,
+        buf: B,
+        op: impl Into<Reduction<B::Elem>>,
+    ) -> Result<Request<B>> {
+        let call = self.shape().whole(Operation::ExclusiveScan, buf.len()).reducing(op);
+        self.request_in_place(buf, call)
+    }
+
     /// Starts an [`all_gather`](Comm::all_gather).
     pub fn start_all_gather<S, R>(&self, send: S, recv: R) -> Result<Request<(S, R)>>
     where
