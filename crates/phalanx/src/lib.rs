@@ -138,7 +138,7 @@ pub use api::init::{dry_run, init, join, run};
 pub use api::local::reduce_local;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
-pub use api::request::Request;
+pub use api::request::{Prepared, Request};
 pub use api::shared::SharedComm;
 pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;

@@ -24,6 +24,7 @@ mod objects;
 mod operations;
 mod plain;
 mod portable;
+mod prepared;
 mod programs;
 mod requests;
 mod rounds;
@@ -95,6 +96,7 @@ fn main() -> ExitCode {
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
+        prepared::SCENARIOS,
         communicators::SCENARIOS,
         communicators::MEASURED,
         programs::SCENARIOS,
@@ -127,6 +129,7 @@ fn main() -> ExitCode {
         any_source::trials(),
         messages::trials(),
         requests::trials(),
+        prepared::trials(),
         communicators::trials(),
         programs::trials(),
         portable::trials(),

@@ -7,7 +7,7 @@
 use crate::world::all_equal;
 use crate::{
     any_source, awaiting, communicators, float_modes, messages, objects, operations, plain, portable,
-    requests, scans, topologies, values, vectors,
+    prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -78,7 +78,13 @@ fn requests(job: Job) -> Job {
 }
 
 fn objects(job: Job) -> Job {
-    let scenarios = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+    let scenarios = [
+        objects::SCENARIOS,
+        values::SCENARIOS,
+        topologies::SCENARIOS,
+        awaiting::SCENARIOS,
+        prepared::SCENARIOS,
+    ];
     scenarios.into_iter().fold(job, all)
 }
 
@@ -88,7 +94,7 @@ fn scans(job: Job) -> Job {
 
 fn checked(job: Job) -> Job {
     let job = requests(all(matrix(job.env("PHALANX_CHECK", "1")), vectors::SCENARIOS));
-    all(scans(job), communicators::SCENARIOS)
+    all(all(job, scans::SCENARIOS), communicators::SCENARIOS)
 }
 
 fn pieces(job: Job) -> Job {

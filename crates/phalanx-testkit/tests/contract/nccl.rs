@@ -14,8 +14,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, operations, plain, portable, requests, scans, topologies,
-    values, vectors,
+    awaiting, communicators, messages, objects, operations, plain, portable, prepared, requests, scans,
+    topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
@@ -43,7 +43,7 @@ const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
 const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
 const OBJECTS: Group = ("objects", || {
-    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS]
+    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS, prepared::SCENARIOS]
         .into_iter()
         .flat_map(promised)
         .collect()

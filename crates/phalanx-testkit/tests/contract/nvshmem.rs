@@ -8,8 +8,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, operations, plain, portable, requests, scans, topologies,
-    values, vectors,
+    awaiting, communicators, messages, objects, operations, plain, portable, prepared, requests, scans,
+    topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -35,7 +35,13 @@ const GROUPS: [Group; 15] = [
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
     ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
     ("objects", 3, |ranks| {
-        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+        let all = [
+            objects::SCENARIOS,
+            values::SCENARIOS,
+            topologies::SCENARIOS,
+            awaiting::SCENARIOS,
+            prepared::SCENARIOS,
+        ];
         of(ranks, all.into_iter().flat_map(promised))
     }),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),

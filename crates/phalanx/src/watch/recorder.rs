@@ -231,6 +231,30 @@ impl Recorder {
         self.write(head, sequence, call.dtype.mark(count as u64), 0, at)
     }
 
+    /// The last record.
+    pub fn last(&self) -> Option<RecordId> {
+        let number = self.made.load(Ordering::Relaxed);
+        (number != 0).then_some(RecordId(number))
+    }
+
+    /// Records that the last recorded collective is carried out again, without reading the clock. `false` if there is a record since.
+    #[inline]
+    pub fn repeat(&self, RecordId(number): RecordId) -> bool {
+        if self.made.load(Ordering::Relaxed) != number {
+            return false;
+        }
+        let slot = self.slot(number);
+        slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
+        set_state(slot, State::Started);
+        true
+    }
+
+    /// Marks a repeated collective as completed, at the time at which the first one was.
+    #[inline]
+    pub fn repeated(&self, RecordId(number): RecordId) {
+        set_state(self.slot(number), State::Completed);
+    }
+
     /// Records a message that is posted now.
     #[inline]
     pub fn begin_message(&self, transfer: &Transfer) -> RecordId {
@@ -438,6 +462,22 @@ mod tests {
 
     fn recorder() -> Arc<Recorder> {
         Recorder::new(BackendKind::Host, "test".into(), 0, 2)
+    }
+
+    #[test]
+    fn a_repeated_collective_keeps_its_record_until_there_is_another() {
+        let recorder = recorder();
+        let call = Call::empty(crate::contract::Operation::Barrier);
+        recorder.end(recorder.begin(&call), Ok(())).unwrap();
+        let record = recorder.last().unwrap();
+        assert!(recorder.repeat(record) && recorder.repeat(record));
+        let records = recorder.records();
+        assert_eq!((records.len(), records[0].sequence, records[0].state), (1, 3, State::Started));
+        recorder.repeated(record);
+        assert_eq!(recorder.records()[0].state, State::Completed);
+        recorder.end(recorder.begin(&call), Ok(())).unwrap();
+        assert!(!recorder.repeat(record));
+        assert_eq!(recorder.records()[1].sequence, 4);
     }
 
     #[test]
