@@ -42,6 +42,9 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// Tells it the communicator's name, for error messages. Once, before the first operation.
     fn set_name(&self, _name: &str) {}
 
+    /// Tells it the name with what the program calls it. At most once.
+    fn set_given_name(&self, _name: &str) {}
+
     /// The default stream.
     fn stream(&self) -> Stream {
         Stream::host()
@@ -233,6 +236,15 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
             what: "shrink".into(),
             why: format!("the backend {} cannot go on without a rank", self.kind()),
             remedy: "start the job again".into(),
+        }))
+    }
+
+    /// Whether the flags of all remaining ranks are set: the same answer for each of them, also on a failed communicator.
+    fn agree(&self, _flag: bool) -> Result<bool> {
+        Err(Error::from(UnsupportedError {
+            what: "agree".into(),
+            why: format!("the backend {} cannot go on without a rank", self.kind()),
+            remedy: "among ranks that all work, use all_reduce with Logical::And".into(),
         }))
     }
 

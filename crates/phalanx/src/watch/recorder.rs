@@ -144,6 +144,8 @@ pub(crate) struct Recorder {
     pub(crate) backend: BackendKind,
     /// The communicator's name: the same on all its ranks, and different for every communicator.
     name: String,
+    /// The name with what the program calls it.
+    given_name: OnceLock<String>,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     slots: Box<[Slot]>,
@@ -167,6 +169,7 @@ impl Recorder {
         let recorder = Arc::new(Recorder {
             backend,
             name,
+            given_name: OnceLock::new(),
             rank,
             world_size,
             slots: (0..RECORDS).map(|_| Slot::default()).collect(),
@@ -183,8 +186,19 @@ impl Recorder {
         recorder
     }
 
+    /// The name by which the ranks know it, without the program's own.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name in records: with the program's own behind it.
+    pub fn full_name(&self) -> &str {
+        self.given_name.get().unwrap_or(&self.name)
+    }
+
+    /// Adds the name that the program gives it; `false` if it has one.
+    pub fn set_given_name(&self, name: &str) -> bool {
+        self.given_name.set(format!("{}:{name}", self.name)).is_ok()
     }
 
     /// Sets the communicator that is recorded.

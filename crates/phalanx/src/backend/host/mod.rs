@@ -103,6 +103,10 @@ impl Backend for HostComm {
         let _ = self.endpoint.name.set(name.to_owned());
     }
 
+    fn set_given_name(&self, name: &str) {
+        let _ = self.endpoint.given_name.set(name.to_owned());
+    }
+
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.recorded_collective(call, &|| ()) }
@@ -197,6 +201,10 @@ impl Backend for HostComm {
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (shrunk, round) = self.endpoint.shrink()?;
         Ok((Box::new(HostComm::new(shrunk)), round))
+    }
+
+    fn agree(&self, flag: bool) -> Result<bool> {
+        self.endpoint.agree(flag)
     }
 
     fn check_growth(&self, joiners: usize) -> Result<()> {

@@ -227,6 +227,10 @@ impl Backend for SoloComm {
         Ok((Box::new(SoloComm::new(self.timeout())), 1))
     }
 
+    fn agree(&self, flag: bool) -> Result<bool> {
+        Ok(flag)
+    }
+
     unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.check()?;
         Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))
