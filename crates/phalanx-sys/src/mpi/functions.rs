@@ -126,6 +126,10 @@ functions! {
         comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
         comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
         comm_split = "MPI_Comm_split"(comm: Handle, color: c_int, key: c_int, new: *mut Handle);
+        comm_group = "MPI_Comm_group"(comm: Handle, group: *mut Handle);
+        group_incl = "MPI_Group_incl"(group: Handle, n: c_int, ranks: *const c_int, new: *mut Handle);
+        group_free = "MPI_Group_free"(group: *mut Handle);
+        comm_create_group = "MPI_Comm_create_group"(comm: Handle, group: Handle, tag: c_int, new: *mut Handle);
         comm_free = "MPI_Comm_free"(comm: *mut Handle);
         comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
         comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);

@@ -14,6 +14,7 @@ mod extremes;
 mod float_modes;
 mod jobs;
 mod matrix;
+mod members;
 mod messages;
 mod mpi;
 #[cfg(target_os = "linux")]
@@ -93,6 +94,8 @@ fn main() -> ExitCode {
         operations::COMPARED,
         any_source::SCENARIOS,
         any_source::SURVIVED,
+        members::SCENARIOS,
+        members::SURVIVED,
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         scans::trials(),
         operations::trials(),
         any_source::trials(),
+        members::trials(),
         messages::trials(),
         requests::trials(),
         prepared::trials(),

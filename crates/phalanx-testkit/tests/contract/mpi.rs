@@ -6,8 +6,8 @@
 
 use crate::world::all_equal;
 use crate::{
-    any_source, awaiting, communicators, float_modes, messages, objects, operations, plain, portable,
-    prepared, requests, scans, topologies, values, vectors,
+    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
+    portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -44,7 +44,7 @@ const GROUPS: [Group; 14] = [
     Group { name: "checked", add: checked, ranks: &[2], crowded: &[3] },
     Group {
         name: "communicators",
-        add: |job| all(job, communicators::SCENARIOS),
+        add: |job| all(all(job, communicators::SCENARIOS), members::SCENARIOS),
         ranks: &[2],
         crowded: &[4],
     },

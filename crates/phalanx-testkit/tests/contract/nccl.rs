@@ -14,8 +14,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, operations, plain, portable, prepared, requests, scans,
-    topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
+    scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::Emulated;
@@ -41,7 +41,11 @@ const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));
 const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")]);
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
-const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
+const COMMUNICATORS: Group = ("communicators", || {
+    let all = [communicators::SCENARIOS, members::SCENARIOS];
+    // `agree` is host memory's.
+    [all.into_iter().flat_map(promised).collect(), vec![("members/agree", "")]].concat()
+});
 const OBJECTS: Group = ("objects", || {
     [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS, prepared::SCENARIOS]
         .into_iter()

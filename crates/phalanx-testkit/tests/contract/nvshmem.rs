@@ -8,8 +8,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, operations, plain, portable, prepared, requests, scans,
-    topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
+    scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -33,7 +33,9 @@ const GROUPS: [Group; 15] = [
     ("requests", 2, |ranks| all(ranks, requests::SCENARIOS)),
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
-    ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
+    ("communicators", 4, |ranks| {
+        of(ranks, [communicators::SCENARIOS, members::SCENARIOS].into_iter().flat_map(promised))
+    }),
     ("objects", 3, |ranks| {
         let all = [
             objects::SCENARIOS,

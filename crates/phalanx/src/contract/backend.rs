@@ -200,6 +200,15 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
 
+    /// A communicator of these ranks, which alone call it, in this order; and a number that is unique. This rank is one of them.
+    fn split_members(&self, _members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        Err(Error::from(UnsupportedError {
+            what: "split_members".into(),
+            why: format!("the backend {} makes communicators with all ranks only", self.kind()),
+            remedy: "use split_group, which all ranks call".into(),
+        }))
+    }
+
     /// A communicator for each group of a grid. As many splits, where the backend has no better way.
     ///
     /// # Safety

@@ -262,7 +262,9 @@ impl Endpoint {
     fn failure(&self) -> Error {
         let winner = self.channel.header().failure.load(Ordering::Acquire) as usize - 1;
         let failure = ChannelFailure::read(self.channel.state(winner))
-            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(&self.of_communicator(), |rank| self.last_seen(rank)));
+            .map_or(Error::Aborted { rank: winner }, |v| {
+                v.into_error(&self.of_communicator(), |rank| self.last_seen(rank))
+            });
         match failure {
             Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
                 // The failure in shared memory has no room for the text.

@@ -192,6 +192,11 @@ impl Backend for HostComm {
         Ok(part.map(|part| part as Box<dyn Backend>))
     }
 
+    fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        let (part, number) = self.split_among(members).map_err(|error| self.closing(error))?;
+        Ok((part, number))
+    }
+
     unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
         // SAFETY: the caller's contract.
         let parts = unsafe { self.split_in_grid(grid) }?;

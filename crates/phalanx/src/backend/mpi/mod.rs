@@ -77,6 +77,9 @@ fn check(function: &'static str, code: c_int) -> std::result::Result<(), MpiFail
     if code == 0 { Ok(()) } else { Err(MpiFailure::Call { function, code }) }
 }
 
+/// The tag with which members make a communicator. MPI keeps it apart from messages.
+const MEMBERS_TAG: c_int = 1;
+
 /// One rank's end of an MPI communicator.
 pub(crate) struct MpiComm {
     process: &'static MpiProcess,
@@ -260,6 +263,26 @@ impl MpiComm {
         Ok(())
     }
 
+    /// `MPI_Comm_create_group` of these ranks, and a number that the first of them draws.
+    fn members_handle(&self, members: &[usize]) -> std::result::Result<Handle, MpiFailure> {
+        let f = &self.process.mpi.functions;
+        let members: Vec<c_int> = members.iter().map(|rank| *rank as c_int).collect();
+        let [mut all, mut group, mut part] = [Handle::ZERO; 3];
+        // SAFETY: the communicator is alive; the variables take the new handles, and the list has so many ranks.
+        unsafe {
+            check("MPI_Comm_group", (f.comm_group)(self.comm, &raw mut all))?;
+            let count = members.len() as c_int;
+            check("MPI_Group_incl", (f.group_incl)(all, count, members.as_ptr(), &raw mut group))?;
+            check(
+                "MPI_Comm_create_group",
+                (f.comm_create_group)(self.comm, group, MEMBERS_TAG, &raw mut part),
+            )?;
+            check("MPI_Group_free", (f.group_free)(&raw mut group))?;
+            check("MPI_Group_free", (f.group_free)(&raw mut all))?;
+        }
+        Ok(part)
+    }
+
     /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
     /// and the key the position among the members.
     fn split_handle(&self, color: Option<u32>, key: i64) -> std::result::Result<Option<Handle>, MpiFailure> {
@@ -381,6 +404,24 @@ impl Backend for MpiComm {
             return Ok(None);
         };
         Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout(), self.check)?)))
+    }
+
+    fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        self.ready()?;
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let inside = self.watch.enter(&record);
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        let part = self.members_handle(members).map_err(failed)?;
+        let part = MpiComm::attach(self.process, part, self.timeout(), self.check)?;
+        let number = getrandom::u64().map_err(|e| {
+            Error::system(
+                "getrandom",
+                std::io::Error::other(e),
+                "each communicator needs a number of its own",
+            )
+        })?;
+        let numbers = part.all_gather_words([number as i64]).map_err(failed)?;
+        Ok((Box::new(part), numbers[0][0] as u64))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {

@@ -227,6 +227,11 @@ impl Backend for SoloComm {
         Ok((Box::new(SoloComm::new(self.timeout())), 1))
     }
 
+    fn split_members(&self, _members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        self.check()?;
+        Ok((Box::new(SoloComm::new(self.timeout())), 0))
+    }
+
     fn agree(&self, flag: bool) -> Result<bool> {
         Ok(flag)
     }
