@@ -68,7 +68,6 @@ fn names(comm: &Comm) -> Done {
     same("another name", part.set_name("mesh").is_err(), true)?;
     let all = comm.all_gather_object(&part.name())?;
     same("every rank's name", all, vec![part.name(); comm.world_size()])?;
-    same("the whole", comm.name(), "world")?;
     Ok(())
 }
 
