@@ -13,7 +13,13 @@ impl Handle {
     /// The value of a variable before MPI writes a handle to it.
     pub const ZERO: Handle = Handle(0);
 
-    pub(super) const fn new(value: usize) -> Handle {
+    /// Its value: an address, or the bits of a C `int`.
+    pub const fn value(self) -> usize {
+        self.0
+    }
+
+    /// The handle of this value: an address, or a C `int` (its bits, without its sign).
+    pub const fn new(value: usize) -> Handle {
         Handle(value)
     }
 }

@@ -3,6 +3,7 @@
 use crate::world::{Done, both, outcome, same};
 use libtest_mimic::Trial;
 use phalanx::{BackendKind, Comm, Error, RankGroup, ReduceOp};
+use phalanx_sys::mpi::{Handle, Mpi};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::random::Random;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("members/split", |comm, _| outcome(split(&comm))),
     Scenario::rank("members/names", |comm, _| outcome(names(&comm))),
+    Scenario::rank("members/adopted", |comm, _| outcome(adopted(&comm))),
 ];
 
 /// What MPI does not promise: it ends the job where a rank is missing.
@@ -131,5 +133,33 @@ fn agree_without_some(comm: Comm) -> Done {
     same("survivors", part.world_size(), left)?;
     let all = part.all_gather_object(&answers)?;
     same("their answers", all.iter().all(|other| *other == answers), true)?;
+    Ok(())
+}
+
+/// A communicator that the program made by MPI itself, with the ranks in another order; and that it frees.
+fn adopted(comm: &Comm) -> Done {
+    if comm.backend() != BackendKind::Mpi {
+        // SAFETY: the handle is not looked at.
+        let refused = unsafe { comm.adopt_mpi_comm(0) };
+        same("another backend", matches!(refused, Err(Error::Unsupported(_))), true)?;
+        return Ok(());
+    }
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mpi = Mpi::load()?;
+    let mut theirs = Handle::ZERO;
+    // SAFETY: MPI is initialised; the variable takes the new handle.
+    let made =
+        unsafe { (mpi.functions.comm_split)(mpi.constants.comm_world, 0, -(rank as i32), &raw mut theirs) };
+    same("MPI_Comm_split", made, 0)?;
+    // SAFETY: it was just made.
+    let own = unsafe { comm.adopt_mpi_comm(theirs.value()) }?;
+    // SAFETY: nobody uses the handle any more.
+    let freed = unsafe { (mpi.functions.comm_free)(&raw mut theirs) };
+    same("MPI_Comm_free", freed, 0)?;
+    same("the order", own.rank(), ranks - 1 - rank)?;
+    same("a sum", own.all_reduce_value(1u64, ReduceOp::Sum)?, ranks as u64)?;
+    // SAFETY: no communicator, which is refused.
+    let null = unsafe { comm.adopt_mpi_comm(mpi.constants.comm_null.value()) };
+    same("no communicator", matches!(null, Err(Error::Usage(_))), true)?;
     Ok(())
 }

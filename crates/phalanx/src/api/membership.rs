@@ -2,10 +2,16 @@
 
 use super::comm::Comm;
 use super::object::blocks;
+#[cfg(feature = "mpi")]
+use crate::backend::mpi::MpiComm;
 use crate::contract::{Backend, Call, Operation, RankGrid, grown_name};
+#[cfg(feature = "mpi")]
+use crate::types::error::UnsupportedError;
 use crate::types::error::{Error, Result};
 use crate::watch::launcher;
 use serde::Serialize;
+#[cfg(feature = "mpi")]
+use std::sync::Arc;
 use std::time::Instant;
 
 impl Comm {
@@ -104,6 +110,31 @@ impl Comm {
         let names: Vec<String> = (0..).zip(groups).map(|(number, group)| name(number, group)).collect();
         self.recorder.skip(self.backend.collectives_of_split_grid(groups.len()).saturating_sub(1));
         Ok(parts?.into_iter().zip(names).map(|(backend, name)| Comm::new(backend.into(), name)).collect())
+    }
+
+    /// A communicator of the ranks of an MPI communicator that the program made itself: a duplicate of it, which leaves it alone.
+    ///
+    /// This communicator is any one on the backend MPI. Collective over the ranks of the given one. Its handle is what the MPI library of
+    /// this process has: the pointer of Open MPI and of the standard ABI, the `int` of MPICH's ABI as `u32`.
+    ///
+    /// # Safety
+    /// `handle` is that of an intracommunicator that is alive.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on another backend; [`UsageError::Setting`](crate::UsageError::Setting) for `MPI_COMM_NULL`.
+    #[cfg(feature = "mpi")]
+    pub unsafe fn adopt_mpi_comm(&self, handle: usize) -> Result<Comm> {
+        let Some(backend) = MpiComm::of(&*self.backend) else {
+            return Err(Error::from(UnsupportedError {
+                what: "adopt_mpi_comm".into(),
+                why: format!("the backend is {}", self.backend()),
+                remedy: "call it on a communicator on MPI (PHALANX_BACKEND=mpi)".into(),
+            }));
+        };
+        let _limited = self.limited();
+        // SAFETY: the caller's contract.
+        let (adopted, number) = unsafe { backend.adopt(handle) }?;
+        Ok(Comm::new(Arc::new(adopted), format!("MPI/adopted-{number:016x}")))
     }
 
     /// Makes a new communicator of the remaining ranks, in the order of their ranks here, to go on after a failure.

@@ -48,7 +48,7 @@ use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::types::dtype::DType;
-use crate::types::error::{Error, LibraryError, Result};
+use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
 use collective::Scratch;
 use message_table::MpiMessages;
@@ -120,6 +120,53 @@ impl MpiComm {
         };
         duplicated.map_err(|failure| process.error(failure, launched.rank, "init", 0))?;
         MpiComm::attach(process, comm, timeout, check_calls)
+    }
+
+    /// The backend behind a communicator, if it is this one.
+    pub fn of(backend: &dyn Backend) -> Option<&MpiComm> {
+        (backend as &dyn std::any::Any).downcast_ref()
+    }
+
+    /// A duplicate of a communicator of the application's, and a number that is unique. Collective over that one.
+    ///
+    /// # Safety
+    /// The value is that of a handle of a communicator that is alive, in this process's MPI library.
+    pub unsafe fn adopt(&self, handle: usize) -> Result<(MpiComm, u64)> {
+        self.ready()?;
+        let theirs = Handle::new(handle);
+        if theirs == self.process.mpi.constants.comm_null {
+            let expected = "a communicator, not MPI_COMM_NULL".into();
+            return Err(UsageError::Setting {
+                name: "adopt_mpi_comm: handle".into(),
+                value: format!("{handle:#x}"),
+                expected,
+            }
+            .into());
+        }
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let inside = self.watch.enter(&record);
+        let mut own = Handle::ZERO;
+        // SAFETY: MPI is initialised; the handle is that of a communicator, says the caller; the variable takes the new handle.
+        let made = unsafe { (self.process.mpi.functions.comm_dup)(theirs, &raw mut own) };
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        check("MPI_Comm_dup", made).map_err(failed)?;
+        self.numbered(own)
+    }
+
+    /// A communicator of this new handle, and a number that its first rank draws.
+    fn numbered(&self, handle: Handle) -> Result<(MpiComm, u64)> {
+        let new = MpiComm::attach(self.process, handle, self.timeout(), self.check)?;
+        let number = getrandom::u64().map_err(|e| {
+            Error::system(
+                "getrandom",
+                std::io::Error::other(e),
+                "each communicator needs a number of its own",
+            )
+        })?;
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let numbers =
+            new.all_gather_words([number as i64]).map_err(|failure| new.failure(failure, &record, 0))?;
+        Ok((new, numbers[0][0] as u64))
     }
 
     /// A rank's end of a communicator that was just made.
@@ -412,16 +459,8 @@ impl Backend for MpiComm {
         let inside = self.watch.enter(&record);
         let failed = |failure| self.failure(failure, &record, inside.sequence());
         let part = self.members_handle(members).map_err(failed)?;
-        let part = MpiComm::attach(self.process, part, self.timeout(), self.check)?;
-        let number = getrandom::u64().map_err(|e| {
-            Error::system(
-                "getrandom",
-                std::io::Error::other(e),
-                "each communicator needs a number of its own",
-            )
-        })?;
-        let numbers = part.all_gather_words([number as i64]).map_err(failed)?;
-        Ok((Box::new(part), numbers[0][0] as u64))
+        let (part, number) = self.numbered(part)?;
+        Ok((Box::new(part), number))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
