@@ -11,10 +11,10 @@ use crate::watch::RecordId;
 /// A collective that was checked once, with its buffers, and that [`run`](Prepared::run) carries out as often as wanted.
 /// `MPI_Allreduce_init` and its like.
 ///
-/// Preparing communicates nothing, and the ranks match as if each run were the plain call: another rank may use that. On the host, the
-/// checks and the choice of the algorithm are made once. The flight recorder has one record of all runs since the last other operation.
+/// Preparing communicates nothing, and each run matches the plain call: another rank may make that one. Arguments are checked once, and
+/// runs in a row have one flight record: with the number and the state of the last, and the times of the first.
 ///
-/// Host memory. GPU memory is prepared by a graph: `comm.nccl()?.graph`.
+/// Host memory. For GPU memory there are graphs (`phalanx::nccl::Graph`).
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
