@@ -4,7 +4,10 @@ use crate::scans::prefixes;
 use crate::world::both;
 use bytemuck::{AnyBitPattern, NoUninit, bytes_of};
 use libtest_mimic::Trial;
-use phalanx::{Bitwise, Comm, Integer, Locate, Located, Logical, ReduceOp, Reduction, bf16, f16};
+use phalanx::{
+    Bitwise, Comm, F8E4M3, F8E5M2, Integer, Locate, Located, Logical, ReduceOp, Reduction, bf16, f16,
+};
+use phalanx_testkit::number::Wide;
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario, random};
 use std::fmt::Debug;
@@ -135,12 +138,21 @@ fn models_of_places<T: Number>() -> [Model<Located<T>>; 2] {
             _ => a.place() <= b.place(),
         }
     }
-    let model =
-        |name, locate: Locate, combine| Model { name, reduction: locate.into(), prepare: |x| x, combine };
-    [
-        model("min", Locate::Min, |a, b| if first(a, b, |a, b| a < b) { *a } else { *b }),
-        model("max", Locate::Max, |a, b| if first(a, b, |a, b| a > b) { *a } else { *b }),
-    ]
+    fn smallest<T: Number>(a: &Located<T>, b: &Located<T>) -> Located<T> {
+        let is_better = |a: T, b: T| a != b && T::narrow(a.widen().min(b.widen())) == a;
+        if first(a, b, is_better) { *a } else { *b }
+    }
+    fn largest<T: Number>(a: &Located<T>, b: &Located<T>) -> Located<T> {
+        let is_better = |a: T, b: T| a != b && T::narrow(a.widen().max(b.widen())) == a;
+        if first(a, b, is_better) { *a } else { *b }
+    }
+    let model = |name, locate: Locate, combine| Model::<Located<T>> {
+        name,
+        reduction: locate.into(),
+        prepare: |x| x,
+        combine,
+    };
+    [model("min", Locate::Min, smallest::<T>), model("max", Locate::Max, largest::<T>)]
 }
 
 fn places(comm: &Comm) -> Outcome {
@@ -163,6 +175,8 @@ fn places(comm: &Comm) -> Outcome {
     of::<f64>(comm, &[13])?;
     of::<f16>(comm, &[13])?;
     of::<bf16>(comm, &[13])?;
+    of::<F8E4M3>(comm, &[13])?;
+    of::<F8E5M2>(comm, &[13])?;
     of::<i8>(comm, &[13])?;
     of::<u64>(comm, &[13])?;
     Ok(String::new())

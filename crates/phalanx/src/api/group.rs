@@ -332,7 +332,7 @@ impl<'env> CommGroup<'_, 'env> {
     /// ```
     /// # fn main() -> phalanx::Result<()> {
     /// phalanx::run(3, |comm| -> phalanx::Result<()> {
-    ///     let (send, mut recv, mut from) = ([comm.rank() as u32], [0], None);
+    ///     let (send, mut recv, mut from) = ([comm.rank() as u32], [0u32], None);
     ///     comm.group(|g| {
     ///         g.send(&send, (comm.rank() + 1) % 3)?;
     ///         g.recv_any_tagged(&mut recv, None, &mut from)

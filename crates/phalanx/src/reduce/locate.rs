@@ -1,9 +1,10 @@
 //! The smallest and the largest element with its place.
 
+use super::arithmetic::Number;
 use super::custom::Custom;
-use crate::types::dtype::Element;
+use crate::types::dtype::{Element, with_element};
 use crate::types::locate::{Locate, Located};
-use crate::types::op::{CombineInOrder, Reduction, ReductionCode};
+use crate::types::op::{CombineInOrder, Reduction, ReductionCode, element_bits, element_from_bits};
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 
@@ -20,13 +21,26 @@ impl<T: Element, const LARGEST: bool> CombineInOrder for Extremum<T, LARGEST> {
 /// The one of two that stays. A NaN wins over numbers, as in `ReduceOp::Min`; of equals, the one with the lower place.
 #[inline(always)]
 fn chosen<T: Element, const LARGEST: bool>(a: &Located<T>, b: &Located<T>) -> Located<T> {
-    let is_nan = |x: &Located<T>| x.value.partial_cmp(&x.value).is_none();
-    let order = match a.value.partial_cmp(&b.value) {
+    let order = match compare(a.value, b.value) {
         Some(order) if LARGEST => order.reverse(),
         Some(order) => order,
-        None => is_nan(b).cmp(&is_nan(a)),
+        None => is_nan(b.value).cmp(&is_nan(a.value)),
     };
     if order.then(a.place().cmp(&b.place())) == Ordering::Greater { *b } else { *a }
+}
+
+/// As accumulators are compared: to the crate of 8-bit floats, some NaN are numbers.
+#[inline(always)]
+fn compare<T: Element>(a: T, b: T) -> Option<Ordering> {
+    with_element!(T::DTYPE, N => {
+        let [a, b] = [a, b].map(|value| element_from_bits::<N>(element_bits(value)).acc());
+        a.partial_cmp(&b)
+    })
+}
+
+#[inline(always)]
+fn is_nan<T: Element>(value: T) -> bool {
+    compare(value, value).is_none()
 }
 
 impl<T: Element> From<Locate> for Reduction<Located<T>> {
@@ -70,6 +84,8 @@ mod tests {
         check([f16::NAN, f16::ZERO, f16::NEG_ZERO, f16::ONE]);
         check([bf16::NAN, bf16::ZERO, bf16::NEG_ZERO, bf16::ONE]);
         check([0x7f, 0, 0x80, 0x38].map(F8E4M3::from_bits));
-        check([0x7f, 0, 0x80, 0x3c].map(F8E5M2::from_bits));
+        for nan in [0x7d, 0x7e, 0x7f, 0xff] {
+            check([nan, 0, 0x80, 0x3c].map(F8E5M2::from_bits));
+        }
     }
 }

@@ -230,7 +230,7 @@ impl<T: NoUninit + AnyBitPattern + Send + Sync> Plain for T {
     label = "not one of f32, f64, f16, bf16, F8E4M3, F8E5M2, i8 to i64 and u8 to u64",
     note = "usize and isize have another size on other machines: use u64 or i64"
 )]
-pub trait Element: Plain + Reducible + fmt::Debug + PartialOrd {
+pub trait Element: Plain + Reducible + fmt::Debug + PartialEq {
     /// This type as a value.
     const DTYPE: DType;
 }
