@@ -27,7 +27,7 @@
 //!   requests as futures: [`Request`].
 //! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
-//! - Types and operations: [`Element`], [`DType`], [`ReduceOp`], [`PreMulSum`].
+//! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
 //! - Memory that other ranks put to and get from: `nvshmem`.
@@ -80,7 +80,7 @@
 //! receive, while another one is received, is kept on the heap until then.
 //!
 //! # Features
-//! All are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
+//! All but the last are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -92,6 +92,7 @@
 //! | `jit` | kernels compiled at run time; implies `cuda`, and needs its version 12.4 or later |
 //! | `multi-host` | ranks on several hosts: the job's store over TCP, with TLS |
 //! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
+//! | `ndarray` | arrays and views of ndarray 0.17 as buffers |
 //!
 //! # Platforms
 //! Linux has everything. On other systems ranks are threads, and process ranks answer [`Error::Unsupported`]. That part is tested on
@@ -135,9 +136,10 @@ pub use api::comm::{Comm, View};
 pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
+pub use api::local::reduce_local;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
-pub use api::request::Request;
+pub use api::request::{Prepared, Request};
 pub use api::shared::SharedComm;
 pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
@@ -156,16 +158,19 @@ pub use phalanx_sys::{Attempt, MissingFunction, NotFound};
 pub use rendezvous::environment::{DEFAULT_TIMEOUT, Launcher};
 pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
+pub use types::bits::{Bitwise, Logical};
 pub use types::dtype::{
-    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Plain, Reducible, bf16, f16,
+    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16, f16,
 };
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,
     SharedIoError, SystemError, TimeoutError, UnsupportedError, UsageError,
 };
+pub use types::locate::{Locate, Located};
 pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 pub use types::plain::PlainType;
+pub use types::unchecked::Unchecked;
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {

@@ -13,7 +13,13 @@ impl Handle {
     /// The value of a variable before MPI writes a handle to it.
     pub const ZERO: Handle = Handle(0);
 
-    pub(super) const fn new(value: usize) -> Handle {
+    /// Its value: an address, or the bits of a C `int`.
+    pub const fn value(self) -> usize {
+        self.0
+    }
+
+    /// The handle of this value: an address, or a C `int` (its bits, without its sign).
+    pub const fn new(value: usize) -> Handle {
         Handle(value)
     }
 }
@@ -126,6 +132,10 @@ functions! {
         comm_size = "MPI_Comm_size"(comm: Handle, size: *mut c_int);
         comm_dup = "MPI_Comm_dup"(comm: Handle, new: *mut Handle);
         comm_split = "MPI_Comm_split"(comm: Handle, color: c_int, key: c_int, new: *mut Handle);
+        comm_group = "MPI_Comm_group"(comm: Handle, group: *mut Handle);
+        group_incl = "MPI_Group_incl"(group: Handle, n: c_int, ranks: *const c_int, new: *mut Handle);
+        group_free = "MPI_Group_free"(group: *mut Handle);
+        comm_create_group = "MPI_Comm_create_group"(comm: Handle, group: Handle, tag: c_int, new: *mut Handle);
         comm_free = "MPI_Comm_free"(comm: *mut Handle);
         comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
         comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);

@@ -153,6 +153,12 @@ const WRONG: &[(&str, Wrong, Call)] = &[
         let (mut buffer, counts) = (vec![0; n + 1], vec![1; n]);
         c.group(|g| g.all_to_all_v_in_place(&mut buffer, &counts))
     }),
+    ("prepare_all_gather", Wrong::Length, |c, n| {
+        c.prepare_all_gather(vec![1; 3], vec![0; 3 * n + 1]).map(drop)
+    }),
+    ("prepare_gather_v", Wrong::Rank, |c, n| {
+        c.prepare_gather_v(vec![1; 3], vec![0; 3 * n], vec![3; n], n).map(drop)
+    }),
     ("start_all_gather_v", Wrong::Counts, |c, n| {
         c.start_all_gather_v(vec![1; 3], vec![0; 3 * n], vec![3; n + 1]).map(drop)
     }),

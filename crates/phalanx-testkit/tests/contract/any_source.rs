@@ -8,6 +8,7 @@ use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use std::time::Duration;
 
 pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("any_source/in_groups", |comm, _| in_groups(&comm)),
     Scenario::rank("any_source/of_all", |comm, _| of_all(&comm)),
     Scenario::rank("any_source/lengths", |comm, _| lengths(&comm)),
     Scenario::rank("any_source/probes", |comm, _| probes(&comm)),
@@ -168,4 +169,48 @@ fn nobody_sends(comm: &Comm) -> Outcome {
         Err(error) if error.to_string().contains("from any rank") => Ok(String::new()),
         other => Err(format!("{other:?}")),
     }
+}
+
+/// Messages from all others at once, beside one of a known sender and those of another communicator.
+fn in_groups(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let reversed = comm.split(Some(0), -(rank as i64)).context(|| "split".into())?.ok_or("no part")?;
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    // A tag for each round: a rank may be in the next one already.
+    for (round, len) in (10..).zip([0, 1, 70_001]) {
+        let own = vec![rank as u32; len];
+        let mut named = vec![0; len];
+        let mut others = vec![(vec![0u32; len], None); ranks - 1];
+        let (number, mut elsewhere, mut from) = ([rank as u64], [0], None);
+        phalanx::group(|g| {
+            let mut here = g.on(comm);
+            for peer in (0..ranks).filter(|peer| *peer != rank) {
+                here.send_tagged(&own, peer, round)?;
+            }
+            for (buf, from) in &mut others {
+                here.recv_any_tagged(buf, round, from)?;
+            }
+            here.send_tagged(&own, next, 7)?;
+            here.recv_tagged(&mut named, previous, 7)?;
+            let mut there = g.on(&reversed);
+            there.recv_any_tagged(&mut elsewhere, None, &mut from)?;
+            there.send_tagged(&number, (reversed.rank() + 1) % ranks, 3)
+        })
+        .context(|| format!("a group, {len} elements"))?;
+        expect(named == vec![previous as u32; len], || format!("from rank {previous}, {len} elements"))?;
+        let mut sources: Vec<usize> =
+            others.iter().filter_map(|(_, from)| *from).map(|it| it.source).collect();
+        for ((buf, _), source) in others.iter().zip(&sources) {
+            expect(*buf == vec![*source as u32; len], || format!("from any, rank {source}: {len} elements"))?;
+        }
+        sources.sort_unstable();
+        expect(sources == (0..ranks).filter(|peer| *peer != rank).collect::<Vec<_>>(), || {
+            format!("messages of ranks {sources:?}")
+        })?;
+        let source = (reversed.rank() + ranks - 1) % ranks;
+        let bytes = size_of::<u64>();
+        expect(from == Some(Envelope { source, tag: 3, bytes }), || format!("elsewhere: {from:?}"))?;
+        expect(elsewhere == [(ranks - 1 - source) as u64], || format!("elsewhere: {elsewhere:?}"))?;
+    }
+    Ok(String::new())
 }

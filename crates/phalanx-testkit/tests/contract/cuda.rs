@@ -4,7 +4,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, DType, Error, Loan, ReduceOp, Source, Stream, Target};
+use phalanx::{Bitwise, Comm, DType, Error, Loan, Logical, ReduceOp, Source, Stream, Target};
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
@@ -19,6 +19,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("cuda/programs", |comm, args| programs(&comm, args)),
     Scenario::rank("cuda/messages", |comm, _| messages(&comm)),
     Scenario::rank("cuda/plain", |comm, _| plain(&comm)),
+    Scenario::rank("cuda/combined_on_host", |comm, _| combined_on_host(&comm)),
     Scenario::rank("cuda/streams", |comm, _| streams(&comm)),
     Scenario::rank("cuda/late_stream", |comm, _| late_stream(&comm)),
     Scenario::rank("cuda/refused", |comm, args| refused(&comm, args)),
@@ -246,6 +247,40 @@ fn plain(comm: &Comm) -> Outcome {
         let came = gpu.0.clone_dtoh(&one).map_err(text)?;
         expect(came == content(previous), || format!("{len} pairs between GPUs"))?;
     }
+    Ok(String::new())
+}
+
+/// What only processors combine is refused for GPU memory before anything is enqueued, in groups too. Host memory takes it.
+fn combined_on_host(comm: &Comm) -> Outcome {
+    let gpu = gpu(comm.gpu().unwrap_or(comm.rank()))?;
+    let mut bits = gpu.0.clone_htod(&[0b11u32, 0b101]).map_err(text)?;
+    let refused = [
+        comm.all_reduce_in_place(&mut bits, Bitwise::And),
+        comm.reduce_in_place(&mut bits, Logical::Or, 0),
+        comm.scan_in_place(&mut bits, ReduceOp::Sum),
+        comm.group(|group| group.all_reduce_in_place(&mut bits, Bitwise::Xor)),
+    ];
+    for outcome in refused {
+        let Err(error @ Error::Unsupported(_)) = outcome else {
+            return Err(format!("bits in GPU memory: {outcome:?}"));
+        };
+        expect(error.to_string().contains("of GPU memory"), || error.to_string())?;
+    }
+    let untouched = gpu.0.clone_dtoh(&bits).map_err(text)?;
+    expect(untouched == [0b11, 0b101], || format!("they are {untouched:?}"))?;
+    let (mut one, mut other) = ([1u8 << comm.rank()], [1u64]);
+    comm.group(|group| {
+        group.all_reduce_in_place(&mut one, Bitwise::Or)?;
+        group.scan_in_place(&mut other, ReduceOp::Sum)
+    })
+    .map_err(text)?;
+    let expected = ((1u8 << comm.world_size()) - 1, comm.rank() as u64 + 1);
+    expect((one[0], other[0]) == expected, || format!("a group of host memory: {one:?}, {other:?}"))?;
+    let mut gradients =
+        [gpu.0.clone_htod(&[1f32; 3]).map_err(text)?, gpu.0.clone_htod(&[2f32]).map_err(text)?];
+    comm.all_reduce_coalesced(&mut gradients, ReduceOp::Sum).map_err(text)?;
+    let sum = gpu.0.clone_dtoh(&gradients[1]).map_err(text)?;
+    expect(sum == [2.0 * comm.world_size() as f32], || format!("coalesced: {sum:?}"))?;
     Ok(String::new())
 }
 

@@ -14,6 +14,7 @@ mod extremes;
 mod float_modes;
 mod jobs;
 mod matrix;
+mod members;
 mod messages;
 mod mpi;
 #[cfg(target_os = "linux")]
@@ -21,8 +22,10 @@ mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
 mod objects;
+mod operations;
 mod plain;
 mod portable;
+mod prepared;
 mod programs;
 mod requests;
 mod rounds;
@@ -87,11 +90,16 @@ fn main() -> ExitCode {
         plain::SCENARIOS,
         plain::COMPARED,
         scans::SCENARIOS,
+        operations::SCENARIOS,
+        operations::COMPARED,
         any_source::SCENARIOS,
         any_source::SURVIVED,
+        members::SCENARIOS,
+        members::SURVIVED,
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
+        prepared::SCENARIOS,
         communicators::SCENARIOS,
         communicators::MEASURED,
         programs::SCENARIOS,
@@ -120,9 +128,12 @@ fn main() -> ExitCode {
         vectors::trials(),
         plain::trials(),
         scans::trials(),
+        operations::trials(),
         any_source::trials(),
+        members::trials(),
         messages::trials(),
         requests::trials(),
+        prepared::trials(),
         communicators::trials(),
         programs::trials(),
         portable::trials(),

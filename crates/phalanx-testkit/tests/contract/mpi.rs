@@ -6,8 +6,8 @@
 
 use crate::world::all_equal;
 use crate::{
-    any_source, awaiting, communicators, float_modes, messages, objects, plain, portable, requests, scans,
-    topologies, values, vectors,
+    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
+    portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -36,7 +36,7 @@ const GROUPS: [Group; 14] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "plain", add: |job| all(job, plain::SCENARIOS), ranks: &[2, 3], crowded: &[] },
-    Group { name: "scans", add: |job| all(job, scans::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group { name: "scans", add: scans, ranks: &[2, 3], crowded: &[] },
     Group { name: "any_source", add: |job| all(job, any_source::SCENARIOS), ranks: &[2, 3], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
     Group { name: "requests", add: requests, ranks: &[2, 3], crowded: &[] },
@@ -44,7 +44,7 @@ const GROUPS: [Group; 14] = [
     Group { name: "checked", add: checked, ranks: &[2], crowded: &[3] },
     Group {
         name: "communicators",
-        add: |job| all(job, communicators::SCENARIOS),
+        add: |job| all(all(job, communicators::SCENARIOS), members::SCENARIOS),
         ranks: &[2],
         crowded: &[4],
     },
@@ -78,8 +78,18 @@ fn requests(job: Job) -> Job {
 }
 
 fn objects(job: Job) -> Job {
-    let scenarios = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+    let scenarios = [
+        objects::SCENARIOS,
+        values::SCENARIOS,
+        topologies::SCENARIOS,
+        awaiting::SCENARIOS,
+        prepared::SCENARIOS,
+    ];
     scenarios.into_iter().fold(job, all)
+}
+
+fn scans(job: Job) -> Job {
+    all(all(job, scans::SCENARIOS), operations::SCENARIOS)
 }
 
 fn checked(job: Job) -> Job {

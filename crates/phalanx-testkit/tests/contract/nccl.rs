@@ -14,7 +14,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
+    scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::{Emulated, on_own_kernels};
@@ -31,15 +32,22 @@ type Group = (&'static str, fn() -> Vec<(&'static str, &'static str)>);
 const MATRIX_ON_HOST: Group = ("matrix", || MATRIX.map(|operation| ("matrix", operation)).into());
 const MATRIX_ON_GPU: Group = ("matrix_on_gpu", || MATRIX.map(|operation| ("matrix/gpu", operation)).into());
 const VECTORS: Group = ("vectors", || promised(vectors::SCENARIOS));
-const PLAIN: Group = ("plain", || [promised(plain::SCENARIOS), vec![("cuda/plain", "")]].concat());
-const SCANS: Group = ("scans", || promised(scans::SCENARIOS));
+const PLAIN: Group = ("plain", || {
+    [promised(plain::SCENARIOS), vec![("cuda/plain", ""), ("cuda/combined_on_host", "")]].concat()
+});
+const SCANS: Group =
+    ("scans", || [scans::SCENARIOS, operations::SCENARIOS].into_iter().flat_map(promised).collect());
 const MESSAGES: Group = ("messages", || promised(messages::SCENARIOS));
 const MESSAGES_OF_TWO: Group = ("messages_of_two", || vec![("cuda/messages", "")]);
 const REQUESTS: Group = ("requests", || promised(requests::SCENARIOS));
 const AMONG_MESSAGES: Group = ("requests_among_messages", || promised(requests::AMONG_MESSAGES));
-const COMMUNICATORS: Group = ("communicators", || promised(communicators::SCENARIOS));
+const COMMUNICATORS: Group = ("communicators", || {
+    let all = [communicators::SCENARIOS, members::SCENARIOS];
+    // `agree` is host memory's.
+    [all.into_iter().flat_map(promised).collect(), vec![("members/agree", "")]].concat()
+});
 const OBJECTS: Group = ("objects", || {
-    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS]
+    [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS, prepared::SCENARIOS]
         .into_iter()
         .flat_map(promised)
         .collect()

@@ -8,7 +8,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, messages, objects, plain, portable, requests, scans, topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
+    scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -27,14 +28,22 @@ const GROUPS: [Group; 15] = [
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
     ("plain", 3, |ranks| all(ranks, plain::SCENARIOS)),
-    ("scans", 3, |ranks| all(ranks, scans::SCENARIOS)),
+    ("scans", 3, |ranks| of(ranks, [scans::SCENARIOS, operations::SCENARIOS].into_iter().flat_map(promised))),
     ("messages", 2, |ranks| all(ranks, messages::SCENARIOS)),
     ("requests", 2, |ranks| all(ranks, requests::SCENARIOS)),
     ("requests", 3, |ranks| all(ranks, requests::AMONG_MESSAGES)),
     ("communicators", 2, |ranks| all(ranks, communicators::SCENARIOS)),
-    ("communicators", 4, |ranks| all(ranks, communicators::SCENARIOS)),
+    ("communicators", 4, |ranks| {
+        of(ranks, [communicators::SCENARIOS, members::SCENARIOS].into_iter().flat_map(promised))
+    }),
     ("objects", 3, |ranks| {
-        let all = [objects::SCENARIOS, values::SCENARIOS, topologies::SCENARIOS, awaiting::SCENARIOS];
+        let all = [
+            objects::SCENARIOS,
+            values::SCENARIOS,
+            topologies::SCENARIOS,
+            awaiting::SCENARIOS,
+            prepared::SCENARIOS,
+        ];
         of(ranks, all.into_iter().flat_map(promised))
     }),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),

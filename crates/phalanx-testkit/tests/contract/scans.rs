@@ -12,6 +12,7 @@ use std::fmt::Debug;
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("scans/numbers", |comm, _| numbers(&comm)),
     Scenario::rank("scans/bits_of_floats", |comm, _| bits_of_floats(&comm)),
+    Scenario::rank("scans/started", |comm, _| started(&comm)),
     Scenario::rank("scans/closures", |comm, _| closures(&comm)),
     Scenario::rank("scans/closures_of_long_elements", |comm, _| long_elements(&comm)),
 ];
@@ -31,7 +32,7 @@ fn expect<T: PartialEq + Debug>(what: &str, actual: &[T], expected: &[T]) -> Res
 }
 
 /// The ranks' elements, combined up to each rank.
-fn prefixes<T: Copy>(
+pub fn prefixes<T: Copy>(
     ranks: usize,
     of: impl Fn(usize) -> Vec<T>,
     combine: impl Fn(&T, &T) -> T,
@@ -107,6 +108,28 @@ fn same(what: &str, got: &[f32], expected: &[f32]) -> Result<(), String> {
         None => Ok(()),
         Some(index) => Err(format!("{what}: [{index}] is {}, not {}", got[index], expected[index])),
     }
+}
+
+/// Several under way at once, with others in between; the last is waited for first.
+fn started(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for len in SIZES {
+        let what = || format!("{len} elements, rank {rank}");
+        let of = |rank: usize| random::values::<f32>(99 + rank as u64, len);
+        let sums = prefixes(ranks, of, |a, b| a + b);
+        let largest = prefixes(ranks, |rank| vec![rank as u64; len], |a, b| *a.max(b));
+        let scan = comm.start_scan(of(rank), ReduceOp::Sum).context(what)?;
+        let before = comm.start_exclusive_scan(vec![rank as u64; len], ReduceOp::Max).context(what)?;
+        let all = comm.start_all_reduce(vec![1i32; len], ReduceOp::Sum).context(what)?;
+        let products = comm.start_scan(vec![1u8; len], PreMulSum(rank as u8 + 1)).context(what)?;
+        let triangle = ((rank + 1) * (rank + 2) / 2) as u8;
+        expect("start_scan of products", &products.wait().context(what)?, &vec![triangle; len])?;
+        expect("start_all_reduce", &all.wait().context(what)?, &vec![ranks as i32; len])?;
+        let expected = if rank == 0 { &largest[0] } else { &largest[rank - 1] };
+        expect("start_exclusive_scan", &before.wait().context(what)?, expected)?;
+        same(&what(), &scan.wait().context(what)?, &sums[rank])?;
+    }
+    Ok(String::new())
 }
 
 /// A matrix, whose product does not commute.

@@ -2,13 +2,18 @@
 
 use crate::world::{Done, both, outcome, same};
 use libtest_mimic::Trial;
-use phalanx::{Comm, Error, PreMulSum, ReduceOp, UsageError};
+use phalanx::{
+    Bitwise, Comm, Error, Locate, Located, ObjectError, PreMulSum, ReduceOp, Unchecked, UsageError,
+};
 use phalanx_testkit::Scenario;
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("values/single", |comm, _| outcome(single(&comm))),
     Scenario::rank("values/lists", |comm, _| outcome(lists(&comm))),
     Scenario::rank("values/refused", |comm, _| outcome(refused(&comm))),
+    Scenario::rank("values/unchecked", |comm, _| outcome(unchecked(&comm))),
+    Scenario::rank("values/coalesced", |comm, _| outcome(coalesced(&comm))),
+    Scenario::rank("values/local", |comm, _| outcome(local(&comm))),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -80,5 +85,87 @@ fn refused(comm: &Comm) -> Done {
     same("an element too few", right, ranks > 1)?;
     same("a root that is not there", comm.gather_vec(&[1u8], ranks).is_err(), true)?;
     same("afterwards", comm.all_gather_value(1u8)?, vec![1; ranks])?;
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::NoUninit, bytemuck::CheckedBitPattern)]
+#[repr(u16)]
+enum Phase {
+    Solid = 3,
+    Liquid = 700,
+}
+
+/// Types for which not all bytes are valid, moved by every kind of operation.
+fn unchecked(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let flags = |rank: usize| (0..100 * ranks).map(|i| (i + rank).is_multiple_of(3)).collect::<Vec<_>>();
+    let mut all = vec![Unchecked::new(false); 100 * ranks * ranks];
+    comm.all_gather(Unchecked::of(&flags(rank)), &mut all)?;
+    same("all_gather", Unchecked::check(&all)? == (0..ranks).flat_map(flags).collect::<Vec<_>>(), true)?;
+    let mut blocks = vec![Unchecked::new(false); 100 * ranks];
+    comm.all_to_all(Unchecked::of(&flags(rank)), &mut blocks)?;
+    let block = |from: usize| flags(from)[100 * rank..][..100].to_vec();
+    same("all_to_all", Unchecked::check(&blocks)? == (0..ranks).flat_map(block).collect::<Vec<_>>(), true)?;
+
+    let root = ranks / 2;
+    same("a letter", comm.broadcast_value(Unchecked::new(['a', 'ß', '𝄞'][rank % 3]), root)?.get()?, {
+        ['a', 'ß', '𝄞'][root % 3]
+    })?;
+    let phase = |rank: usize| if rank.is_multiple_of(2) { Phase::Solid } else { Phase::Liquid };
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let mut got = [Unchecked::new(Phase::Solid)];
+    comm.send_recv(&[Unchecked::new(phase(rank))], next, &mut got, previous)?;
+    same("a phase", got[0].get()?, phase(previous))?;
+
+    // Of a rank that sends bytes that are none.
+    let sent: Unchecked<bool> = if rank == root { bytemuck::cast(2u8) } else { true.into() };
+    let all = comm.all_gather_value(sent)?;
+    match Unchecked::check(&all) {
+        Err(Error::Object(error)) => {
+            let bytes = vec![2];
+            same("an error", *error, ObjectError::Bytes { type_name: "bool", index: root, bytes })?;
+        }
+        other => Err(format!("a byte that is no bool: {other:?}"))?,
+    }
+    same("the others", all.iter().filter(|flag| flag.get().is_ok()).count(), ranks - 1)?;
+    Ok(())
+}
+
+/// Buffers that travel together, alone, and that are empty; of numbers and of places.
+fn coalesced(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for lens in [&[][..], &[5], &[1, 0, 300, 7], &[9000, 8000, 20_000, 3, 1]] {
+        let of = |rank: usize, i: usize| vec![(rank + 1) as u64 * (i + 1) as u64; lens[i]];
+        let mut bufs: Vec<Vec<u64>> = (0..lens.len()).map(|i| of(rank, i)).collect();
+        comm.all_reduce_coalesced(&mut bufs, ReduceOp::Sum)?;
+        let sum = |i: usize| vec![(ranks * (ranks + 1) / 2 * (i + 1)) as u64; lens[i]];
+        same("sums", bufs == (0..lens.len()).map(sum).collect::<Vec<_>>(), true)?;
+        let mut borrowed: Vec<&mut [u64]> = bufs.iter_mut().map(|buf| &mut buf[..]).collect();
+        comm.all_reduce_coalesced(&mut borrowed, Bitwise::Xor)?;
+        let odd = |i: usize| if ranks.is_multiple_of(2) { vec![0; lens[i]] } else { sum(i) };
+        same("bits", bufs == (0..lens.len()).map(odd).collect::<Vec<_>>(), true)?;
+    }
+    let own = Located::new(1.5f32, 7 - rank as u64 % 7);
+    let mut bufs = [vec![own; 2], vec![own]];
+    comm.all_reduce_coalesced(&mut bufs, Locate::Min)?;
+    let first = 7 - (ranks as u64 - 1).min(6);
+    same("places", bufs.concat().iter().all(|best| best.place() == first), true)?;
+    Ok(())
+}
+
+/// Without communication, a reduction over two ranks.
+fn local(comm: &Comm) -> Done {
+    let at = comm.rank() as u32;
+    let mut b = [at, 10];
+    phalanx::reduce_local(&[1, at], &mut b, ReduceOp::Sum)?;
+    same("sum", b, [at + 1, at + 10])?;
+    let mut b = vec![0.5f32; 1000];
+    phalanx::reduce_local(&vec![2.0; 1000], &mut b, PreMulSum(2.0))?;
+    same("products", b == [5.0; 1000], true)?;
+    let mut b = [Located::new(3u8, 1)];
+    phalanx::reduce_local(&[Located::new(3, 0)], &mut b, Locate::Max)?;
+    same("place", b[0].place(), 0)?;
+    let short = phalanx::reduce_local(&[1u8], &mut [], ReduceOp::Min);
+    same("an element too many", matches!(short, Err(Error::Usage(_))), true)?;
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::contract::{Blocks, Call, CombineInOrder, Operation, RankGrid, Shape};
+use crate::contract::{Blocks, Call, Operation, RankGrid, Shape};
 use crate::types::dtype::{DType, ElementType};
 use crate::types::error::{Error, Result, UsageError};
-use crate::types::op::{RawReduction, Reduction, ReductionCode};
+use crate::types::op::{CombineInOrder, RawReduction, Reduction, ReductionCode};
 use crate::types::plain::MOST_COMBINED_BYTES;
 
 /// Limit for the sum of a list of counts, so that its length in bytes fits `isize` for every element type.
@@ -27,7 +27,7 @@ fn total(operation: &'static str, counts: &[usize]) -> Result<usize> {
 }
 
 #[inline(always)]
-fn same_len(
+pub(crate) fn same_len(
     operation: &'static str,
     buffer: &'static str,
     actual: usize,
@@ -315,13 +315,22 @@ impl<'a> Call<'a> {
     where
         T: ElementType,
     {
-        Call { reduction: reduction.into().into(), ..self }
+        let Reduction { raw, combine, .. } = reduction.into();
+        Call { reduction: raw, custom: combine.map(|combine| combine as _), ..self }
     }
 
     /// Adds a closure that reduces.
     pub(crate) fn combining(self, custom: &'a dyn CombineInOrder) -> Call<'a> {
         let reduction = RawReduction { code: ReductionCode::Custom, factor: 0 };
         Call { reduction, custom: Some(custom), ..self }
+    }
+
+    /// Adds the lengths of the parts that travel together, for the comparison of calls: a hash, in the place of the root.
+    pub(crate) fn of_parts(self, lens: &[usize]) -> Call<'a> {
+        let hash = lens.iter().fold(0x811c_9dc5, |hash: u32, len| {
+            (hash ^ *len as u32).wrapping_mul(0x0100_0193).rotate_left(9)
+        });
+        self.rooted(hash as usize)
     }
 
     /// Adds the elements' type, which both buffers have.

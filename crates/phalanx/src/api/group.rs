@@ -11,13 +11,16 @@ use crate::buffer::loan::Loan;
 use crate::buffer::{Output, Source, Target};
 #[cfg(feature = "_gpu")]
 use crate::contract::Direction;
-use crate::contract::{Backend, Call, Shape, Transfer};
+use crate::contract::{Backend, Call, Envelope, Shape, Transfer, Wanted};
+use crate::os::RunInstant;
 use crate::types::error::Result;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
+use std::cell::RefCell;
 use std::marker::PhantomData;
 #[cfg(feature = "_gpu")]
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 /// Operations of several communicators that start together.
 ///
@@ -25,11 +28,22 @@ use std::num::NonZeroU64;
 /// take part.
 pub struct Group<'env> {
     transfers: Vec<(&'env Comm, Transfer)>,
+    /// Receives from any rank, until they have found theirs.
+    any: RefCell<Vec<AnyReceive<'env>>>,
     calls: Vec<(&'env Comm, Call<'env>)>,
     /// The buffers of both, until the group has ended.
     loans: Vec<Loan<'env>>,
     /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
     env: PhantomData<(&'env mut &'env (), *const ())>,
+}
+
+/// A receive whose sender is known when a message has come.
+struct AnyReceive<'env> {
+    comm: &'env Comm,
+    wanted: Wanted,
+    /// But for the peer and the tag.
+    transfer: Transfer,
+    from: &'env mut Option<Envelope>,
 }
 
 /// A group of backends that is being started. A panic that leaves it ends the loans of its buffers, as
@@ -101,7 +115,13 @@ pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R
 
 impl<'env> Group<'env> {
     pub(crate) fn new() -> Group<'env> {
-        Group { transfers: Vec::new(), calls: Vec::new(), loans: Vec::new(), env: PhantomData }
+        Group {
+            transfers: Vec::new(),
+            any: RefCell::default(),
+            calls: Vec::new(),
+            loans: Vec::new(),
+            env: PhantomData,
+        }
     }
 
     /// Opens a communicator's part of the group.
@@ -112,9 +132,10 @@ impl<'env> Group<'env> {
     /// Starts the collected operations, and waits for those of host memory.
     pub(crate) fn start_all(&self) -> Result<()> {
         let mut backends: Vec<&dyn Backend> = Vec::new();
+        let any = self.any.borrow().iter().map(|any| any.comm).collect::<Vec<_>>();
         let comms =
             self.transfers.iter().map(|(comm, _)| comm).chain(self.calls.iter().map(|(comm, _)| comm));
-        for comm in comms {
+        for comm in comms.chain(&any) {
             comm.requests.make_way_for_message();
             if !backends.iter().any(|known| std::ptr::addr_eq(*known, &*comm.backend)) {
                 backends.push(&*comm.backend);
@@ -122,7 +143,7 @@ impl<'env> Group<'env> {
         }
         let mut open = OpenGroup::begin(&backends);
         let mut messages = Vec::with_capacity(self.transfers.len());
-        let started = self.start(&mut messages);
+        let started = self.start(&mut messages).and_then(|()| self.receive_any(&mut messages));
         // Ended even if starting failed, so that the thread does not stay in a group.
         let ended = {
             let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
@@ -177,6 +198,18 @@ impl<'env> Group<'env> {
         moved
     }
 
+    /// Finds the messages from any rank, in order, and posts their receives.
+    fn receive_any(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
+        for any in self.any.borrow_mut().iter_mut() {
+            let found = any.find(messages).inspect_err(|error| any.comm.recorder.failed(error))?;
+            let transfer = Transfer { peer: found.source, tag: found.tag, ..any.transfer };
+            // SAFETY: as in `start`.
+            messages.push((any.comm, unsafe { any.comm.post(transfer) }?));
+            *any.from = Some(found);
+        }
+        Ok(())
+    }
+
     /// Posts the messages, and enqueues the stream-ordered collectives.
     fn start(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for (comm, transfer) in &self.transfers {
@@ -186,6 +219,30 @@ impl<'env> Group<'env> {
         }
         let queued = |(comm, _): &&(&Comm, Call<'_>)| comm.backend.is_stream_ordered();
         self.calls.iter().filter(queued).try_for_each(|(comm, call)| comm.run_call(call))
+    }
+}
+
+impl AnyReceive<'_> {
+    /// Waits for its message, and advances the other communicators' meanwhile: that rank may need them first.
+    fn find(&self, messages: &[(&Comm, Posted)]) -> Result<Envelope> {
+        let backend = &*self.comm.backend;
+        let is_other = |comm: &&Comm| !std::ptr::addr_eq(&*comm.backend, backend);
+        let others: Vec<&Comm> = messages.iter().map(|(comm, _)| *comm).filter(is_other).collect();
+        let since = RunInstant::now();
+        while !others.is_empty() && since.elapsed() < self.comm.timeout() {
+            if let Some(found) = backend.try_probe(self.wanted)? {
+                return Ok(found);
+            }
+            for other in &others {
+                // The other communicator's own wait reports its error.
+                let _ = other.backend.progress();
+            }
+            std::thread::yield_now();
+        }
+        // At the deadline, this finds the message or the error.
+        let _limited =
+            if others.is_empty() { self.comm.limited() } else { Limited::to(Some(Duration::ZERO)) };
+        backend.probe(self.wanted)
     }
 }
 
@@ -265,6 +322,41 @@ impl<'env> CommGroup<'_, 'env> {
         let (stream, dtype, count) = (&self.comm.stream, buf.output_dtype(), buf.output_len());
         let loan = buf.lend_output(stream)?;
         self.group.transfers.push((self.comm, receiving(dtype, count, &loan, stream, peer, tag)));
+        self.group.loans.push(loan);
+        Ok(())
+    }
+
+    /// See [`Comm::recv_any_tagged`]. `from` gets what is known of the message. It is found when the group's other messages are posted, and
+    /// matches what none of their receives does.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+    ///     let (send, mut recv, mut from) = ([comm.rank() as u32], [0u32], None);
+    ///     comm.group(|g| {
+    ///         g.send(&send, (comm.rank() + 1) % 3)?;
+    ///         g.recv_any_tagged(&mut recv, None, &mut from)
+    ///     })?;
+    ///     assert_eq!(recv[0] as usize, from.unwrap().source);
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    pub fn recv_any_tagged<R: Output + ?Sized>(
+        &mut self,
+        buf: &'env mut R,
+        tag: impl Into<Option<u32>>,
+        from: &'env mut Option<Envelope>,
+    ) -> Result<()> {
+        let wanted = Wanted { source: None, tag: tag.into() };
+        // A backend that cannot look for messages says so before anything is started.
+        self.comm.backend.try_probe(wanted)?;
+        let (stream, dtype, count) = (&self.comm.stream, buf.output_dtype(), buf.output_len());
+        let loan = buf.lend_output(stream)?;
+        let transfer = receiving(dtype, count, &loan, stream, 0, 0);
+        self.group.any.get_mut().push(AnyReceive { comm: self.comm, wanted, transfer, from });
         self.group.loans.push(loan);
         Ok(())
     }

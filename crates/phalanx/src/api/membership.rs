@@ -2,10 +2,16 @@
 
 use super::comm::Comm;
 use super::object::blocks;
+#[cfg(feature = "mpi")]
+use crate::backend::mpi::MpiComm;
 use crate::contract::{Backend, Call, Operation, RankGrid, grown_name};
+#[cfg(feature = "mpi")]
+use crate::types::error::UnsupportedError;
 use crate::types::error::{Error, Result};
 use crate::watch::launcher;
 use serde::Serialize;
+#[cfg(feature = "mpi")]
+use std::sync::Arc;
 use std::time::Instant;
 
 impl Comm {
@@ -106,6 +112,31 @@ impl Comm {
         Ok(parts?.into_iter().zip(names).map(|(backend, name)| Comm::new(backend.into(), name)).collect())
     }
 
+    /// A communicator of the ranks of an MPI communicator that the program made itself: a duplicate of it, which leaves it alone.
+    ///
+    /// This communicator is any one on the backend MPI. Collective over the ranks of the given one. Its handle is what the MPI library of
+    /// this process has: the pointer of Open MPI and of the standard ABI, the `int` of MPICH's ABI as `u32`.
+    ///
+    /// # Safety
+    /// `handle` is that of an intracommunicator that is alive.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on another backend; [`UsageError::Setting`](crate::UsageError::Setting) for `MPI_COMM_NULL`.
+    #[cfg(feature = "mpi")]
+    pub unsafe fn adopt_mpi_comm(&self, handle: usize) -> Result<Comm> {
+        let Some(backend) = MpiComm::of(&*self.backend) else {
+            return Err(Error::from(UnsupportedError {
+                what: "adopt_mpi_comm".into(),
+                why: format!("the backend is {}", self.backend()),
+                remedy: "call it on a communicator on MPI (PHALANX_BACKEND=mpi)".into(),
+            }));
+        };
+        let _limited = self.limited();
+        // SAFETY: the caller's contract.
+        let (adopted, number) = unsafe { backend.adopt(handle) }?;
+        Ok(Comm::new(Arc::new(adopted), format!("MPI/adopted-{number:016x}")))
+    }
+
     /// Makes a new communicator of the remaining ranks, in the order of their ranks here, to go on after a failure.
     /// `MPIX_Comm_shrink`, `ncclCommShrink`.
     ///
@@ -131,6 +162,38 @@ impl Comm {
             processes(&*self.backend).into_iter().filter(|process| !kept.contains(process)).collect();
         launcher::went_on_without(&lost);
         Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
+    }
+
+    /// Whether the flags of all remaining ranks are set: the same answer for all of them, also if ranks die meanwhile. `MPIX_Comm_agree`.
+    ///
+    /// Every remaining rank calls it, in the order of its calls of this and of [`shrink`](Comm::shrink), which says which ranks remain. It
+    /// works on a communicator that has failed, and leaves one that has not as it is, unless a rank does not come. So ranks can decide
+    /// whether a step counts: an operation that failed on one rank may be complete on another. It takes some 200 µs.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    ///     if comm.rank() == 3 {
+    ///         return Ok(()); // It leaves.
+    ///     }
+    ///     let step = comm.barrier();
+    ///     assert!(!comm.agree(step.is_ok())?);
+    ///     let comm = comm.shrink()?;
+    ///     assert!(comm.agree(true)?);
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::LeftBehind`](crate::Error::LeftBehind) as for `shrink`; [`Error::Unsupported`](crate::Error::Unsupported) on MPI, which
+    /// cannot go on without a rank.
+    pub fn agree(&self, flag: bool) -> Result<bool> {
+        self.requests.wait_for_collectives();
+        let _limited = self.limited();
+        self.backend.agree(flag)
     }
 
     /// Makes a new communicator of these ranks, with the same numbers, and of `joiners` processes that call

@@ -5,7 +5,7 @@
 //! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
 //! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
-//! | `custom.rs` | reductions by a closure |
+//! | `custom.rs`, `local.rs`, `coalesced.rs` | reductions by a closure, of one rank, of several buffers |
 //! | `p2p.rs`, `probe.rs`, `group.rs` | messages; those of unknown senders and lengths; operations that start together |
 //! | `shared.rs` | a communicator for several threads |
 //! | `values.rs` | collectives of single values, and of lists of unknown lengths |
@@ -17,6 +17,7 @@
 
 pub(crate) mod builder;
 mod checks;
+mod coalesced;
 mod collectives;
 pub(crate) mod comm;
 mod custom;
@@ -24,6 +25,7 @@ pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;
 pub(crate) mod lending;
+pub(crate) mod local;
 mod membership;
 mod object;
 pub(crate) mod p2p;

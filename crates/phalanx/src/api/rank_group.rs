@@ -169,6 +169,49 @@ impl Comm {
     }
 }
 
+impl Comm {
+    /// Makes the communicator of a group of ranks, which alone call it. `MPI_Comm_create_group`.
+    ///
+    /// The members pass the same group. They call it in the order of their other calls with each other; ranks of two groups make them in
+    /// the same order. The group's order is the order of the new ranks. On host memory and MPI.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// use phalanx::RankGroup;
+    ///
+    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    ///     if comm.rank() % 2 == 1 {
+    ///         return comm.barrier(); // The odd ranks know nothing of it.
+    ///     }
+    ///     let even = comm.split_members(&RankGroup::new([4, 0, 2])?)?;
+    ///     assert_eq!(even.all_gather_value(comm.rank() as u64)?, [4, 0, 2]);
+    ///     comm.barrier()
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`UsageError`]: a rank that there is not, or a group without this rank. [`Error::Unsupported`] on other backends. A member that does
+    /// not come is a timeout.
+    pub fn split_members(&self, group: &RankGroup) -> Result<Comm> {
+        let operation = "split_members";
+        group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;
+        if group.place_of(self.rank()).is_none() {
+            let expected = format!("a group with the calling rank, {}", self.rank());
+            let (name, value) = (format!("{operation}: group"), format!("{:?}", group.ranks()));
+            return Err(UsageError::Setting { name, value, expected }.into());
+        }
+        self.requests.wait_for_collectives();
+        let _limited = self.limited();
+        let split = self.backend.split_members(group.ranks());
+        let (backend, number) = split.inspect_err(|error| self.recorder.failed(error))?;
+        let name = format!("{}/members-{number:016x}", self.recorder.name());
+        Ok(Comm::new(backend.into(), name))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,10 @@
-//! Messages of a [`Comm`], recorded in its flight recorder; and writing that record.
+//! Messages of a [`Comm`], recorded in its flight recorder; writing that record, and the name in it.
 
 use super::comm::Comm;
 use super::lending::Lending;
 use crate::contract::Transfer;
-use crate::types::error::Result;
+use crate::control::diagnosis::public_name;
+use crate::types::error::{Result, UsageError};
 use crate::watch::{Posted, dump};
 use std::path::{Path, PathBuf};
 
@@ -70,6 +71,43 @@ impl Comm {
         let result = self.backend.wait(posted.id, meanwhile);
         lending.end();
         self.recorder.end(posted.record, result)
+    }
+
+    /// Gives this communicator a name, which flight records and the errors of its operations show beside the one that it has: `0.1:pipeline`.
+    /// `MPI_Comm_set_name`.
+    ///
+    /// Local: every rank gives the same name, since `phalanx trace` puts the records of one name together.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    ///     let pipeline = comm.split_by_host()?;
+    ///     pipeline.set_name("pipeline")?;
+    ///     assert!(pipeline.name().ends_with(":pipeline"));
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`UsageError::Setting`](crate::UsageError::Setting) if it was given a name before.
+    pub fn set_name(&self, name: &str) -> Result<()> {
+        if !self.recorder.set_given_name(name) {
+            let (setting, value) = ("the communicator's name".into(), name.into());
+            let expected = format!("one name: it is {}", self.name());
+            return Err(UsageError::Setting { name: setting, value, expected }.into());
+        }
+        self.backend.set_given_name(&self.name());
+        Ok(())
+    }
+
+    /// The communicator's name in flight records, without the job's name in front: `world`, `0.1`, or `0.1:pipeline`. The same on all its
+    /// ranks. `MPI_Comm_get_name`.
+    pub fn name(&self) -> String {
+        let (name, full) = (self.recorder.name(), self.recorder.full_name());
+        format!("{}{}", public_name(name), &full[name.len()..])
     }
 
     /// Writes this rank's flight record into a folder (made if it is not there) and answers the file's path:

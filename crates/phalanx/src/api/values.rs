@@ -2,7 +2,7 @@
 
 use super::comm::Comm;
 use crate::buffer::Uninit;
-use crate::types::dtype::{Element, Plain};
+use crate::types::dtype::Plain;
 use crate::types::error::{Error, Result};
 use crate::types::op::Reduction;
 use std::io;
@@ -56,7 +56,7 @@ impl<T> RankBlocks<T> {
 /// ```
 impl Comm {
     /// [`all_reduce`](Comm::all_reduce) of one value: combines all ranks' values, for every rank. `MPI_Allreduce`.
-    pub fn all_reduce_value<T: Element>(&self, value: T, op: impl Into<Reduction<T>>) -> Result<T> {
+    pub fn all_reduce_value<T: Plain>(&self, value: T, op: impl Into<Reduction<T>>) -> Result<T> {
         let mut value = [value];
         self.all_reduce_in_place(&mut value, op)?;
         Ok(value[0])

@@ -9,6 +9,8 @@ pub(crate) mod cuda;
 mod hip;
 pub(crate) mod host;
 pub(crate) mod loan;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 pub(crate) mod stream;
 
 pub use any::{AnySource, AnyTarget};
@@ -20,8 +22,8 @@ use crate::types::dtype::{DType, ElementType, Plain};
 use crate::types::error::Result;
 use std::mem::MaybeUninit;
 
-/// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), and
-/// GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
+/// Memory an operation can read: slices, arrays, vectors, memory from [`Comm::alloc`](crate::Comm::alloc), arrays and views of `ndarray`
+/// (a feature), and GPU memory (cudarc's `CudaSlice` and its views; those of `phalanx::hip`).
 ///
 /// # Safety
 /// [`lend`](Source::lend) returns the address of `len` initialised elements. They neither move nor change while the buffer

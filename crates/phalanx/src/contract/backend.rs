@@ -42,6 +42,9 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// Tells it the communicator's name, for error messages. Once, before the first operation.
     fn set_name(&self, _name: &str) {}
 
+    /// Tells it the name with what the program calls it. At most once.
+    fn set_given_name(&self, _name: &str) {}
+
     /// The default stream.
     fn stream(&self) -> Stream {
         Stream::host()
@@ -197,6 +200,15 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// No other thread is inside `collective` or `split` of this object.
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>>;
 
+    /// A communicator of these ranks, which alone call it, in this order; and a number that is unique. This rank is one of them.
+    fn split_members(&self, _members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        Err(Error::from(UnsupportedError {
+            what: "split_members".into(),
+            why: format!("the backend {} makes communicators with all ranks only", self.kind()),
+            remedy: "use split_group, which all ranks call".into(),
+        }))
+    }
+
     /// A communicator for each group of a grid. As many splits, where the backend has no better way.
     ///
     /// # Safety
@@ -233,6 +245,15 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
             what: "shrink".into(),
             why: format!("the backend {} cannot go on without a rank", self.kind()),
             remedy: "start the job again".into(),
+        }))
+    }
+
+    /// Whether the flags of all remaining ranks are set: the same answer for each of them, also on a failed communicator.
+    fn agree(&self, _flag: bool) -> Result<bool> {
+        Err(Error::from(UnsupportedError {
+            what: "agree".into(),
+            why: format!("the backend {} cannot go on without a rank", self.kind()),
+            remedy: "among ranks that all work, use all_reduce with Logical::And".into(),
         }))
     }
 

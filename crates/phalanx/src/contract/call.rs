@@ -7,7 +7,7 @@ use crate::buffer::stream::Stream;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{RawStream, Space, Span};
-use crate::types::op::{RawReduction, ReductionCode};
+use crate::types::op::{CombineInOrder, RawReduction, ReductionCode};
 
 /// The lengths of the ranks' blocks, in elements. Blocks are contiguous and in rank order.
 #[derive(Debug, Clone, Copy)]
@@ -41,22 +41,6 @@ impl Blocks<'_> {
     }
 }
 
-/// A reduction by a closure of the caller's, of elements whose type the closure knows.
-pub(crate) trait CombineInOrder {
-    /// `targets[..][..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
-    ///
-    /// # Safety
-    /// Every source has `count` elements of the closure's type and every target room for them; a target overlaps no other target and no
-    /// source, or is exactly one of the sources. There is a source.
-    unsafe fn combine(&self, targets: [&[*mut u8]; 2], sources: &[*const u8], count: usize);
-}
-
-impl std::fmt::Debug for dyn CombineInOrder + '_ {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a closure")
-    }
-}
-
 /// One rank's part in a collective, checked.
 ///
 /// What `send` and `recv` point to is given by the operation, with `blocks` as the unit:
@@ -75,7 +59,7 @@ pub(crate) struct Call<'a> {
     pub operation: Operation,
     pub dtype: DType,
     pub reduction: RawReduction,
-    /// The closure of a custom reduction.
+    /// The combination of a reduction that knows its elements: of a closure, and of elements that are no numbers.
     pub custom: Option<&'a dyn CombineInOrder>,
     pub root: usize,
     pub send: *const u8,
@@ -116,10 +100,16 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Whether it is combined by the ranks' processors on every backend: libraries of GPUs have neither scans nor closures.
+    /// Whether its contributions are combined in rank order on every backend: no library has scans by rank order, nor closures.
+    #[inline(always)]
+    pub fn is_combined_in_order(&self) -> bool {
+        self.operation.scans() || self.custom.is_some()
+    }
+
+    /// Whether it is combined by the ranks' processors on every backend for GPUs.
     #[inline(always)]
     pub fn is_combined_on_host(&self) -> bool {
-        self.operation.scans() || self.custom.is_some()
+        self.is_combined_in_order() || !self.reduction.code.is_of_gpus()
     }
 
     /// An error if a call that is combined on the host has buffers in GPU memory.
@@ -127,7 +117,11 @@ impl<'a> Call<'a> {
         if !self.is_on_gpu() {
             return Ok(());
         }
-        let by = if self.custom.is_some() { " by a closure" } else { "" };
+        let by = match self.reduction.code {
+            ReductionCode::Custom => " by a closure".to_owned(),
+            code if code.is_of_gpus() => String::new(),
+            code => format!(" by {}", code.name()),
+        };
         Err(Error::from(UnsupportedError {
             what: format!("{}{by}, of GPU memory", self.operation.name()),
             why: format!(

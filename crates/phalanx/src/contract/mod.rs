@@ -17,7 +17,7 @@ mod stream_sync;
 mod transfer;
 
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
-pub(crate) use call::{Blocks, Call, CombineInOrder};
+pub(crate) use call::{Blocks, Call};
 pub use dry_call::DryCall;
 pub(crate) use flow::{Flow, Who};
 pub(crate) use grid::RankGrid;

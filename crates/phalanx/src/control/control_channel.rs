@@ -152,6 +152,11 @@ impl ControlChannel {
         let _ = self.endpoint.name.set(name.to_owned());
     }
 
+    /// Tells it the name with what the program calls it.
+    pub fn set_given_name(&self, name: &str) {
+        let _ = self.endpoint.given_name.set(name.to_owned());
+    }
+
     /// Announces a call, before anything of it is done. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, announced: &AnnouncedCall) {
@@ -438,6 +443,11 @@ impl ControlChannel {
     pub fn shrink(&self) -> Result<(Box<dyn HostChannel>, u64)> {
         let (endpoint, number) = self.endpoint.shrink()?;
         Ok((self.host_channel.over(endpoint), number))
+    }
+
+    /// Whether the flags of all surviving ranks are set.
+    pub fn agree(&self, flag: bool) -> Result<bool> {
+        self.endpoint.agree(flag)
     }
 
     pub fn timeout(&self) -> Duration {

@@ -33,6 +33,11 @@ impl Wait {
     }
 }
 
+/// A communicator's name without the job's name in front, which may be a secret.
+pub(crate) fn public_name(name: &str) -> &str {
+    name.split_once('/').map_or("world", |(_, name)| name)
+}
+
 impl Endpoint {
     /// The ranks that block an operation: those that have not called the collective, else the awaited ones. A rank that waits itself
     /// is replaced by the end of its chain.
@@ -110,10 +115,15 @@ impl Endpoint {
         ))
     }
 
-    /// The communicator's name in flight records without the job's name in front, which may be a secret. Empty if it has none.
+    /// Names the communicator after an operation, if the program has given it a name.
+    pub fn of_communicator(&self) -> String {
+        self.given_name.get().map_or_else(String::new, |_| format!(" of communicator {}", self.name()))
+    }
+
+    /// The communicator's name, as the program gave it or without the job's name in front. Empty if it has none.
     fn name(&self) -> &str {
-        let name = self.name.get().map(|name| name.split_once('/').map_or("world", |(_, name)| name));
-        name.unwrap_or_default()
+        let name = || self.name.get().map(|name| public_name(name));
+        self.given_name.get().map(String::as_str).or_else(name).unwrap_or_default()
     }
 
     pub fn status(&self, rank: usize) -> &RankStatus {

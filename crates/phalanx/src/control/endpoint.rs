@@ -36,6 +36,8 @@ pub(crate) struct Endpoint {
     members: Vec<usize>,
     /// The communicator's name, for error messages.
     pub name: OnceLock<String>,
+    /// The name with what the program calls it, without the job's.
+    pub given_name: OnceLock<String>,
     polls: u32,
     timeout: AtomicU64,
     fork: crate::os::ForkMark,
@@ -105,6 +107,7 @@ impl Endpoint {
             segment,
             members,
             name: OnceLock::new(),
+            given_name: OnceLock::new(),
             polls: wait::polls(crowded),
             timeout: AtomicU64::new(0),
             fork: crate::os::ForkMark::of_this_process(),
@@ -259,7 +262,9 @@ impl Endpoint {
     fn failure(&self) -> Error {
         let winner = self.channel.header().failure.load(Ordering::Acquire) as usize - 1;
         let failure = ChannelFailure::read(self.channel.state(winner))
-            .map_or(Error::Aborted { rank: winner }, |v| v.into_error(|rank| self.last_seen(rank)));
+            .map_or(Error::Aborted { rank: winner }, |v| {
+                v.into_error(&self.of_communicator(), |rank| self.last_seen(rank))
+            });
         match failure {
             Error::Peer(mut peer) if peer.event == PeerEvent::Refused && peer.rank == self.rank => {
                 // The failure in shared memory has no room for the text.

@@ -153,8 +153,8 @@ impl ChannelFailure {
         }
     }
 
-    /// The error that every rank returns. `last_seen` describes a missing rank.
-    pub fn into_error(self, last_seen: impl Fn(usize) -> String) -> Error {
+    /// The error that every rank returns. `of_communicator` follows an operation; `last_seen` describes a missing rank.
+    pub fn into_error(self, of_communicator: &str, last_seen: impl Fn(usize) -> String) -> Error {
         match self {
             ChannelFailure::Mismatch { sequence, lower, higher } => MismatchError {
                 rank: higher.0,
@@ -171,14 +171,14 @@ impl ChannelFailure {
                 rank,
                 event,
                 reporter: context.reporter,
-                operation: context.record.to_string(),
+                operation: format!("{}{of_communicator}", context.record),
                 sequence: context.sequence,
                 waited: context.waited,
                 refusal: None,
             }
             .into(),
             ChannelFailure::Timeout { missing, context } => TimeoutError {
-                operation: context.record.to_string(),
+                operation: format!("{}{of_communicator}", context.record),
                 sequence: context.sequence,
                 reporter: context.reporter,
                 waited: context.waited,

@@ -123,6 +123,7 @@ impl fmt::Display for CallRecord {
             write!(f, ", {}", self.reduction.name())?;
         }
         match block.unwrap_or(self.operation) {
+            Operation::AllReduce if self.root != 0 => write!(f, ", parts #{:08x}", self.root)?,
             operation if operation.is_rooted() => write!(f, ", root {}", self.root)?,
             Operation::Send => write!(f, ", to rank {}", self.root)?,
             Operation::Recv if self.root == ANY_RANK => f.write_str(", from any rank")?,

@@ -1,8 +1,9 @@
-//! Shrink: the surviving ranks of a channel agree on a new channel.
+//! Shrink: the surviving ranks of a channel agree on a new channel. Agree: they agree on a flag.
 //!
 //! They agree in *rounds*, in the memory of the old channel. A rank joins a round and waits until every rank of the round before (at first,
-//! of the channel) has joined or is gone. The first of them creates a new channel and proposes it with the set of its ranks. A
-//! compare-and-swap of the channel's header makes one proposal the decision. A rank outside of the set was left behind.
+//! of the channel) has joined or is gone. The first of them makes a proposal: a new channel, or whether all flags are set, with the set of
+//! the ranks that have joined. A compare-and-swap of the channel's header makes one proposal the decision. A rank outside of the set was
+//! left behind.
 //!
 //! A rank can be lost between joining the round and opening the new channel. The new channel therefore counts only when a rank has seen all
 //! its ranks there and *confirmed* it. If a rank is gone, or the deadline passes, it is *discarded*, again by one compare-and-swap, and all
@@ -20,8 +21,17 @@ use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result};
 use std::time::Duration;
 
-/// Published in place of a round by a rank whose shrink has failed.
+/// Published in place of a round by a rank whose shrink or agreement has failed.
 const WITHDRAWN: u64 = u64::MAX;
+
+/// Bits beside the round that a rank has joined: it wants to agree on a flag and not on a channel, and its flag.
+const AGREES: u64 = 1 << 63;
+const FLAG: u64 = 1 << 62;
+
+/// The round after the one that was joined last.
+fn next_round(joined: u64) -> u64 {
+    if joined == WITHDRAWN { WITHDRAWN } else { (joined & !(AGREES | FLAG)) + 1 }
+}
 
 /// States of a new channel.
 const OPEN: u32 = 0;
@@ -32,9 +42,9 @@ const DISCARDED: u32 = 2;
 const TICK: Duration = Duration::from_micros(200);
 const LONG_TICK: Duration = Duration::from_millis(5);
 
-/// A decision: the new channel and its ranks, in the old channel's numbers.
+/// A decision: the new channel (or the flag), and the ranks that take part, in the old channel's numbers.
 struct Survivors {
-    channel: u64,
+    word: u64,
     members: Vec<usize>,
 }
 
@@ -45,35 +55,60 @@ impl Endpoint {
         self.check_connected()?;
         let joined = &self.own().shrink.joined;
         loop {
-            let round = joined.load(Ordering::Relaxed).saturating_add(1);
+            let round = next_round(joined.load(Ordering::Relaxed));
             match self.shrink_round(round) {
                 Ok(Some(shrunk)) => return Ok((shrunk, round)),
                 Ok(None) => {}
-                Err(error) => {
-                    joined.store(WITHDRAWN, Ordering::Release);
-                    self.publish();
-                    return Err(error);
-                }
+                Err(error) => return Err(self.withdraw(error)),
             }
         }
+    }
+
+    /// Whether the flags of all survivors are set: the same answer for each of them.
+    pub fn agree(&self, flag: bool) -> Result<bool> {
+        self.check_owner()?;
+        self.check_connected()?;
+        let round = next_round(self.own().shrink.joined.load(Ordering::Relaxed));
+        self.agreement_round(round, flag).map_err(|error| self.withdraw(error))
+    }
+
+    fn agreement_round(&self, round: u64, flag: bool) -> Result<bool> {
+        let joining = AGREES | round | if flag { FLAG } else { 0 };
+        let flags = |members: &[usize]| {
+            let is_set =
+                |rank: &usize| self.channel.state(*rank).shrink.joined.load(Ordering::Acquire) & FLAG != 0;
+            Ok((u64::from(members.iter().all(is_set)), ()))
+        };
+        meet(self, round, joining, flags)?;
+        Ok(self.own_decision(round)?.word != 0)
+    }
+
+    /// Takes part in no later round.
+    fn withdraw(&self, error: Error) -> Error {
+        self.own().shrink.joined.store(WITHDRAWN, Ordering::Release);
+        self.publish();
+        error
+    }
+
+    /// The decision of a round that includes this rank.
+    fn own_decision(&self, round: u64) -> Result<Survivors> {
+        decision(self, round)
+            .filter(|decision| decision.members.contains(&self.rank))
+            .ok_or(Error::LeftBehind { rank: self.rank })
     }
 
     /// One round; `None` if a rank of the new channel was lost before all had opened it.
     fn shrink_round(&self, round: u64) -> Result<Option<Endpoint>> {
         let endpoint = self;
         let own = endpoint.rank;
-        let before = if round == 1 {
-            (0..endpoint.ranks).collect()
-        } else {
-            decision(endpoint, round - 1).ok_or(Error::LeftBehind { rank: own })?.members
-        };
-        let made = agree(endpoint, round, &before)?;
-        let decision = decision(endpoint, round)
-            .filter(|decision| decision.members.contains(&own))
-            .ok_or(Error::LeftBehind { rank: own })?;
-        let channel = match made.filter(|made| made.id() == decision.channel) {
+        let made = meet(endpoint, round, round, |members| {
+            let made = NewChannel::create(&endpoint.world, members.len())?;
+            Ok((made.id(), made))
+        })?;
+        let decision = self.own_decision(round)?;
+        let channel = match made.filter(|made| made.id() == decision.word) {
             Some(made) => made,
-            None => match NewChannel::open(&endpoint.world, decision.channel) {
+            None => match NewChannel::open(&endpoint.world, decision.word) {
                 Ok(channel) => channel,
                 // Its creator has closed it, since this rank was late.
                 Err(_) if decided(endpoint) > round => return Err(Error::LeftBehind { rank: own }),
@@ -93,16 +128,27 @@ fn decided(endpoint: &Endpoint) -> u64 {
     endpoint.channel.header().decided.load(Ordering::Acquire) >> 16
 }
 
-/// Takes part in a round until it is decided. Returns the channel that this rank created for it, if any.
-fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<NewChannel>> {
+/// Takes part in a round until it is decided; `joining` is what this rank publishes. If it proposes, `make` gets the ranks that have joined,
+/// and answers the word of the proposal and what it has made.
+fn meet<T>(
+    endpoint: &Endpoint,
+    round: u64,
+    joining: u64,
+    make: impl FnOnce(&[usize]) -> Result<(u64, T)>,
+) -> Result<Option<T>> {
+    let before = match round {
+        1 => (0..endpoint.ranks).collect(),
+        _ => decision(endpoint, round - 1).ok_or(Error::LeftBehind { rank: endpoint.rank })?.members,
+    };
     let lost = endpoint.lost();
     if lost.contains(&endpoint.rank) {
         return Err(Error::LeftBehind { rank: endpoint.rank });
     }
-    endpoint.own().shrink.joined.store(round, Ordering::Release);
+    endpoint.own().shrink.joined.store(joining, Ordering::Release);
     endpoint.publish();
-    let has_joined =
-        |rank: usize| endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire) == round;
+    let has_joined = |rank: usize| {
+        (endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire) ^ joining) & !FLAG == 0
+    };
     let is_gone = |rank: usize| {
         let joined = endpoint.channel.state(rank).shrink.joined.load(Ordering::Acquire);
         lost.contains(&rank)
@@ -124,8 +170,8 @@ fn agree(endpoint: &Endpoint, round: u64, before: &[usize]) -> Result<Option<New
             if !missing.is_empty() {
                 fail_missing(endpoint, &missing, round, since.elapsed());
             }
-            let made = NewChannel::create(&endpoint.world, there.len())?;
-            propose(endpoint, round, &there, made.id());
+            let (word, made) = make(&there)?;
+            propose(endpoint, round, &there, word);
             return Ok(Some(made));
         }
         // It is told that it was left behind, if it goes on.
@@ -141,13 +187,13 @@ fn fail_missing(endpoint: &Endpoint, missing: &[usize], round: u64, waited: Dura
     endpoint.fail(&ChannelFailure::Timeout { missing: missing.to_vec(), context });
 }
 
-fn propose(endpoint: &Endpoint, round: u64, members: &[usize], channel: u64) {
+fn propose(endpoint: &Endpoint, round: u64, members: &[usize], word: u64) {
     // These words held the round before last: a rank that still reads them sees that they are outdated.
     let words = &endpoint.own().shrink.proposals[round as usize % 2];
-    words[0].store(channel, Ordering::Relaxed);
-    for (block, word) in words[1..].iter().enumerate() {
+    words[0].store(word, Ordering::Relaxed);
+    for (block, set) in words[1..].iter().enumerate() {
         let bits = members.iter().filter(|rank| **rank / 64 == block);
-        word.store(bits.fold(0, |set, rank| set | 1 << (rank % 64)), Ordering::Relaxed);
+        set.store(bits.fold(0, |set, rank| set | 1 << (rank % 64)), Ordering::Relaxed);
     }
     endpoint.decide_round(round, words);
 }
@@ -163,7 +209,7 @@ fn decision(endpoint: &Endpoint, round: u64) -> Option<Survivors> {
     let words = &endpoint.channel.state(winner).shrink.proposals[round as usize % 2];
     let words: [u64; PROPOSAL_WORDS] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
     let members = (0..MAX_RANKS).filter(|rank| words[1 + rank / 64] & (1 << (rank % 64)) != 0);
-    let decision = Survivors { channel: words[0], members: members.collect() };
+    let decision = Survivors { word: words[0], members: members.collect() };
     (header.load(Ordering::Acquire) == last).then_some(decision)
 }
 

@@ -15,7 +15,7 @@ pub(crate) trait Number: Element {
 }
 
 /// What accumulators can do. Integers wrap; NaN wins in `min` and `max`.
-pub(crate) trait Arithmetic: Copy + Default {
+pub(crate) trait Arithmetic: Copy + Default + PartialOrd {
     fn add(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;

@@ -1,6 +1,6 @@
 //! Reductions by a closure of the caller's.
 
-use crate::contract::CombineInOrder;
+use crate::types::op::CombineInOrder;
 use std::marker::PhantomData;
 
 /// Elements that are combined together, so that the compiler can use vector instructions for a simple closure.

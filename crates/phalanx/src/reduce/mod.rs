@@ -5,14 +5,17 @@
 //! run time.
 
 pub(crate) mod arithmetic;
+pub(crate) mod bits;
 pub(crate) mod custom;
+mod locate;
 
-use crate::contract::{Call, CombineInOrder};
+use crate::contract::Call;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::os::{LINE, prefetch};
 use crate::reduce::arithmetic::{Avg, Combine, Max, Min, Number, PreMulSum, Prod, Sum};
+use crate::reduce::bits::{And, BitElement, Or, Truth, Xor};
 use crate::types::dtype::{DType, with_element};
-use crate::types::op::{ReductionCode, element_from_bits};
+use crate::types::op::{CombineInOrder, ReductionCode, element_from_bits};
 
 /// Elements per block, and per smaller block for the rest.
 const BLOCK: usize = 64;
@@ -77,10 +80,16 @@ impl<'a> Reducer<'a> {
                 ReductionCode::Max => dispatch::<T, Max>,
                 ReductionCode::Avg => dispatch::<T, Avg>,
                 ReductionCode::PreMulSum => dispatch::<T, PreMulSum>,
-                ReductionCode::Custom => unreachable!("its call has a closure"),
+                _ => unreachable!("bits have kernels by size, and the others a combination"),
             }
         }
-        Reducer::Kernel(with_element!(dtype, T => of::<T>(code)))
+        Reducer::Kernel(match (code, dtype.size()) {
+            (code, _) if code.is_of_gpus() => with_element!(dtype, T => of::<T>(code)),
+            (code, 1) => of_bits::<u8>(code),
+            (code, 2) => of_bits::<u16>(code),
+            (code, 4) => of_bits::<u32>(code),
+            (code, _) => of_bits::<u64>(code),
+        })
     }
 
     /// Combines `count` elements of each source, in the order of the sources, and stores the result in each
@@ -98,6 +107,19 @@ impl<'a> Reducer<'a> {
                 Reducer::Custom(custom) => custom.combine([targets.through, targets.past], sources, count),
             }
         })
+    }
+}
+
+/// The kernel of an operation on bits, which does not ask for signs.
+fn of_bits<T: BitElement>(code: ReductionCode) -> Kernel {
+    match code {
+        ReductionCode::BitAnd => dispatch::<T, And>,
+        ReductionCode::BitOr => dispatch::<T, Or>,
+        ReductionCode::BitXor => dispatch::<T, Xor>,
+        ReductionCode::LogicalAnd => dispatch::<T, Truth<And>>,
+        ReductionCode::LogicalOr => dispatch::<T, Truth<Or>>,
+        ReductionCode::LogicalXor => dispatch::<T, Truth<Xor>>,
+        _ => unreachable!("no operation on bits"),
     }
 }
 

@@ -205,8 +205,8 @@ mod sealed {
     message = "ranks cannot exchange elements of type `{Self}`",
     label = "not plain data",
     note = "a struct without padding: derive `bytemuck::Pod` and `bytemuck::Zeroable` for it",
-    note = "bool: send `u8::from(flag)`, and compare what arrives with 0",
-    note = "String, str and char: send the bytes as u8 (`as_bytes`), and their number in a message before"
+    note = "bool, char and enums without fields: as `phalanx::Unchecked`, which checks what arrives",
+    note = "String and str: send the bytes as u8 (`as_bytes`), and their number in a message before; or an object"
 )]
 pub trait Plain: ElementType + Copy + Send + Sync + 'static {
     /// This type as a value.
@@ -252,6 +252,14 @@ pub trait ElementType: sealed::Sealed + 'static {}
 )]
 pub trait Reducible: ElementType {}
 
+/// A number that has bits to combine: i8 to i64 and u8 to u64. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no integer whose bits ranks can combine",
+    label = "not one of i8 to i64 and u8 to u64",
+    note = "bool: reduce `u8::from(flag)` by `phalanx::Logical`"
+)]
+pub trait Integer: Element {}
+
 /// Stands for the elements of a buffer whose type is known at run time only, such as
 /// [`AnySource`](crate::AnySource).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -292,6 +300,11 @@ elements! {
     f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2,
     i8 => I8, u8 => U8, i16 => I16, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
 }
+
+macro_rules! integers {
+    ($($ty:ty)*) => { $(impl Integer for $ty {})* };
+}
+integers! { i8 u8 i16 u16 i32 u32 i64 u64 }
 
 /// Runs `$body` with `$T` bound to the Rust type of a [`DType`] value.
 macro_rules! with_element {

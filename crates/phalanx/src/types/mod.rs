@@ -1,13 +1,16 @@
 //! Values that every layer speaks of: element types, reduction operations, errors, addresses of memory.
 
+pub(crate) mod bits;
 #[cfg(feature = "jit")]
 pub(crate) mod compile_error;
 pub(crate) mod dtype;
 pub(crate) mod error;
+pub(crate) mod locate;
 pub(crate) mod memory;
 pub(crate) mod object_error;
 pub(crate) mod op;
 pub(crate) mod plain;
+pub(crate) mod unchecked;
 
 /// The most ranks of a communicator that meets in host memory.
 pub(crate) const MAX_RANKS: usize = 512;

@@ -6,7 +6,7 @@ crate::types::error::debug_is_the_message!(ObjectError);
 
 /// An object that could not be exchanged. The communicator works on.
 ///
-/// A collective answers the same error on every rank, except for [`Deserialize`](ObjectError::Deserialize). A rank that sends a message
+/// A collective answers the same error on every rank, except for [`Deserialize`](ObjectError::Deserialize) and [`Bytes`](ObjectError::Bytes). A rank that sends a message
 /// is not told what its receiver answers.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -34,6 +34,16 @@ pub enum ObjectError {
         bytes: usize,
         /// What postcard says.
         reason: String,
+    },
+    /// The bytes of an [`Unchecked`](crate::Unchecked) element are no value of its type. This rank alone knows it.
+    #[error("element {index} is no {type_name}: its bytes are {bytes:02x?}")]
+    Bytes {
+        /// The type that was expected.
+        type_name: &'static str,
+        /// The element.
+        index: usize,
+        /// Its bytes.
+        bytes: Vec<u8>,
     },
     /// A serialized object is longer than the limit. Its bytes were not sent.
     #[error(

@@ -1,4 +1,4 @@
-//! Reduction operations: sum, product, minimum, maximum, average, and pre-multiplied sum.
+//! Reduction operations: [`ReduceOp`], [`PreMulSum`], and what all of them are for a backend.
 
 use super::dtype::{Element, Reducible};
 use std::fmt;
@@ -81,23 +81,77 @@ impl fmt::Display for ReduceOp {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PreMulSum<T>(pub T);
 
-/// The argument of a reducing collective: a [`ReduceOp`], or a [`PreMulSum`] of the buffers' type.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// A combination of elements whose type it knows itself: a closure of the caller's, or of a type that is no number.
+pub(crate) trait CombineInOrder {
+    /// `targets[..][..][i] = sources[0][i] ∘ sources[1][i] ∘ …` for `count` elements.
+    ///
+    /// # Safety
+    /// Every source has `count` elements of the type and every target room for them; a target overlaps no other target and no
+    /// source, or is exactly one of the sources. There is a source.
+    unsafe fn combine(&self, targets: [&[*mut u8]; 2], sources: &[*const u8], count: usize);
+}
+
+impl fmt::Debug for dyn CombineInOrder + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a combination")
+    }
+}
+
+/// The argument of a reducing collective: a [`ReduceOp`], a [`PreMulSum`] of the buffers' type, an operation on integers
+/// ([`Bitwise`](crate::Bitwise), [`Logical`](crate::Logical)), or [`Locate`](crate::Locate).
 pub struct Reduction<T> {
-    raw: RawReduction,
+    pub(crate) raw: RawReduction,
+    /// The combination of elements that are no numbers.
+    pub(crate) combine: Option<&'static (dyn CombineInOrder + Send + Sync)>,
     of: PhantomData<T>,
+}
+
+impl<T> Reduction<T> {
+    /// An operation without a factor.
+    pub(crate) fn of(code: ReductionCode) -> Reduction<T> {
+        Reduction { raw: RawReduction { code, factor: 0 }, combine: None, of: PhantomData }
+    }
+
+    /// An operation on elements that are no numbers.
+    pub(crate) fn by(
+        code: ReductionCode,
+        combine: &'static (dyn CombineInOrder + Send + Sync),
+    ) -> Reduction<T> {
+        Reduction { combine: Some(combine), ..Reduction::of(code) }
+    }
+}
+
+// By hand, since a derived one would ask that of `T`.
+impl<T> Clone for Reduction<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Reduction<T> {}
+
+impl<T> fmt::Debug for Reduction<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.raw.fmt(f)
+    }
+}
+
+impl<T> PartialEq for Reduction<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw == other.raw
+    }
 }
 
 impl<T: Reducible> From<ReduceOp> for Reduction<T> {
     fn from(op: ReduceOp) -> Self {
-        Reduction { raw: op.into(), of: PhantomData }
+        Reduction::of(RawReduction::from(op).code)
     }
 }
 
 impl<T: Element> From<PreMulSum<T>> for Reduction<T> {
     fn from(PreMulSum(factor): PreMulSum<T>) -> Self {
         let raw = RawReduction { code: ReductionCode::PreMulSum, factor: element_bits(factor) };
-        Reduction { raw, of: PhantomData }
+        Reduction { raw, ..Reduction::of(ReductionCode::PreMulSum) }
     }
 }
 
@@ -109,37 +163,60 @@ pub(crate) struct RawReduction {
     pub factor: u64,
 }
 
-/// [`ReduceOp`] and the pre-multiplied sum, as one byte.
+/// A reduction without its factor, as one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ReductionCode {
     Sum = 0,
-    Prod = 1,
-    Min = 2,
-    Max = 3,
-    Avg = 4,
-    PreMulSum = 5,
-    /// A closure of the caller's, which `Call` holds.
-    Custom = 6,
+    Prod,
+    Min,
+    Max,
+    Avg,
+    PreMulSum,
+    BitAnd,
+    BitOr,
+    BitXor,
+    LogicalAnd,
+    LogicalOr,
+    LogicalXor,
+    /// With a combination, which `Call` holds; so are the next two.
+    LocateMin,
+    LocateMax,
+    /// A closure of the caller's.
+    Custom,
 }
 
 impl ReductionCode {
+    const ALL: [(ReductionCode, &'static str); 15] = [
+        (ReductionCode::Sum, "sum"),
+        (ReductionCode::Prod, "prod"),
+        (ReductionCode::Min, "min"),
+        (ReductionCode::Max, "max"),
+        (ReductionCode::Avg, "avg"),
+        (ReductionCode::PreMulSum, "pre-mul-sum"),
+        (ReductionCode::BitAnd, "bitwise and"),
+        (ReductionCode::BitOr, "bitwise or"),
+        (ReductionCode::BitXor, "bitwise xor"),
+        (ReductionCode::LogicalAnd, "logical and"),
+        (ReductionCode::LogicalOr, "logical or"),
+        (ReductionCode::LogicalXor, "logical xor"),
+        (ReductionCode::LocateMin, "locate min"),
+        (ReductionCode::LocateMax, "locate max"),
+        (ReductionCode::Custom, "custom"),
+    ];
+
     pub fn name(self) -> &'static str {
-        match self {
-            ReductionCode::Sum => "sum",
-            ReductionCode::Prod => "prod",
-            ReductionCode::Min => "min",
-            ReductionCode::Max => "max",
-            ReductionCode::Avg => "avg",
-            ReductionCode::PreMulSum => "pre-mul-sum",
-            ReductionCode::Custom => "custom",
-        }
+        ReductionCode::ALL[self as usize].1
     }
 
     pub fn from_code(code: u8) -> Option<ReductionCode> {
-        [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::Custom]
-            .get(usize::from(code))
-            .copied()
+        ReductionCode::ALL.get(usize::from(code)).map(|(code, _)| *code)
+    }
+
+    /// Whether the libraries of GPUs have it.
+    #[inline(always)]
+    pub fn is_of_gpus(self) -> bool {
+        self as u8 <= ReductionCode::PreMulSum as u8
     }
 }
 
@@ -153,12 +230,6 @@ impl From<ReduceOp> for RawReduction {
             ReduceOp::Avg => ReductionCode::Avg,
         };
         RawReduction { code, factor: 0 }
-    }
-}
-
-impl<T> From<Reduction<T>> for RawReduction {
-    fn from(reduction: Reduction<T>) -> Self {
-        reduction.raw
     }
 }
 

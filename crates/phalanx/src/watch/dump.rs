@@ -90,7 +90,7 @@ pub(crate) fn write(recorder: &Recorder, folder: &Path, reason: &Reason<'_>) -> 
     };
     std::fs::create_dir_all(folder).map_err(refused("mkdir"))?;
     let name: String = recorder
-        .name()
+        .full_name()
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
         .take(100)
@@ -136,7 +136,7 @@ fn write_header(
     writeln!(
         json,
         "\"communicator\":{},\"backend\":{},",
-        Quoted(recorder.name()),
+        Quoted(recorder.full_name()),
         Quoted(recorder.backend.name())
     )?;
     writeln!(json, "\"rank\":{},\"world_size\":{},", recorder.rank, recorder.world_size)?;

@@ -144,6 +144,8 @@ pub(crate) struct Recorder {
     pub(crate) backend: BackendKind,
     /// The communicator's name: the same on all its ranks, and different for every communicator.
     name: String,
+    /// The name with what the program calls it.
+    given_name: OnceLock<String>,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     slots: Box<[Slot]>,
@@ -167,6 +169,7 @@ impl Recorder {
         let recorder = Arc::new(Recorder {
             backend,
             name,
+            given_name: OnceLock::new(),
             rank,
             world_size,
             slots: (0..RECORDS).map(|_| Slot::default()).collect(),
@@ -183,8 +186,19 @@ impl Recorder {
         recorder
     }
 
+    /// The name by which the ranks know it, without the program's own.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name in records: with the program's own behind it.
+    pub fn full_name(&self) -> &str {
+        self.given_name.get().unwrap_or(&self.name)
+    }
+
+    /// Adds the name that the program gives it; `false` if it has one.
+    pub fn set_given_name(&self, name: &str) -> bool {
+        self.given_name.set(format!("{}:{name}", self.name)).is_ok()
     }
 
     /// Sets the communicator that is recorded.
@@ -229,6 +243,30 @@ impl Recorder {
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
         self.write(head, sequence, call.dtype.mark(count as u64), 0, at)
+    }
+
+    /// The last record.
+    pub fn last(&self) -> Option<RecordId> {
+        let number = self.made.load(Ordering::Relaxed);
+        (number != 0).then_some(RecordId(number))
+    }
+
+    /// Records that the last recorded collective is carried out again, without reading the clock. `false` if there is a record since.
+    #[inline]
+    pub fn repeat(&self, RecordId(number): RecordId) -> bool {
+        if self.made.load(Ordering::Relaxed) != number {
+            return false;
+        }
+        let slot = self.slot(number);
+        slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
+        set_state(slot, State::Started);
+        true
+    }
+
+    /// Marks a repeated collective as completed, at the time at which the first one was.
+    #[inline]
+    pub fn repeated(&self, RecordId(number): RecordId) {
+        set_state(self.slot(number), State::Completed);
     }
 
     /// Records a message that is posted now.
@@ -438,6 +476,22 @@ mod tests {
 
     fn recorder() -> Arc<Recorder> {
         Recorder::new(BackendKind::Host, "test".into(), 0, 2)
+    }
+
+    #[test]
+    fn a_repeated_collective_keeps_its_record_until_there_is_another() {
+        let recorder = recorder();
+        let call = Call::empty(crate::contract::Operation::Barrier);
+        recorder.end(recorder.begin(&call), Ok(())).unwrap();
+        let record = recorder.last().unwrap();
+        assert!(recorder.repeat(record) && recorder.repeat(record));
+        let records = recorder.records();
+        assert_eq!((records.len(), records[0].sequence, records[0].state), (1, 3, State::Started));
+        recorder.repeated(record);
+        assert_eq!(recorder.records()[0].state, State::Completed);
+        recorder.end(recorder.begin(&call), Ok(())).unwrap();
+        assert!(!recorder.repeat(record));
+        assert_eq!(recorder.records()[1].sequence, 4);
     }
 
     #[test]

@@ -66,6 +66,15 @@ fn word_count_counts_what_one_rank_counts() {
 }
 
 #[test]
+fn master_worker_looks_at_every_number() {
+    for (ranks, limit, primes) in
+        [("1", "30000", 3245), ("2", "30001", 3245), ("4", "100", 25), ("3", "0", 0)]
+    {
+        says("master_worker", &[ranks, limit], &[&format!("{primes} primes below {limit}\n")]);
+    }
+}
+
+#[test]
 fn sample_sort_sorts() {
     for (ranks, keys) in [("1", "1000"), ("3", "20000"), ("5", "1"), ("2", "0")] {
         says("sample_sort", &[ranks, keys], &["sorted; the largest share is"]);

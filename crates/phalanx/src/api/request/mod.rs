@@ -13,12 +13,15 @@ mod collectives;
 mod maybe_dangling;
 mod messages;
 mod mover;
+mod plan;
+mod prepared;
 mod queue;
 mod sets;
 #[cfg(test)]
 mod tests;
 mod worker;
 
+pub use prepared::Prepared;
 pub(crate) use queue::Requests;
 
 use crate::os::RunInstant;

@@ -147,10 +147,12 @@ impl DryComm {
     /// As for `reduce`.
     unsafe fn reduce_copies(&self, call: &Call<'_>, source: *const u8, count: usize, copies: usize) {
         use ReductionCode::*;
-        // The mean, minimum and maximum of copies is one of them.
+        // The mean, minimum and maximum of copies is one of them, and so are the bits that all or any have.
         let copies = match call.reduction.code {
-            Avg | Min | Max => copies.min(1),
-            Sum | Prod | PreMulSum | Custom => copies,
+            Avg | Min | Max | BitAnd | BitOr | LogicalAnd | LogicalOr | LocateMin | LocateMax => {
+                copies.min(1)
+            }
+            Sum | Prod | PreMulSum | BitXor | LogicalXor | Custom => copies,
         };
         if copies == 0 {
             return;

@@ -103,6 +103,10 @@ impl Backend for HostComm {
         let _ = self.endpoint.name.set(name.to_owned());
     }
 
+    fn set_given_name(&self, name: &str) {
+        let _ = self.endpoint.given_name.set(name.to_owned());
+    }
+
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.recorded_collective(call, &|| ()) }
@@ -188,6 +192,11 @@ impl Backend for HostComm {
         Ok(part.map(|part| part as Box<dyn Backend>))
     }
 
+    fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        let (part, number) = self.split_among(members).map_err(|error| self.closing(error))?;
+        Ok((part, number))
+    }
+
     unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
         // SAFETY: the caller's contract.
         let parts = unsafe { self.split_in_grid(grid) }?;
@@ -197,6 +206,10 @@ impl Backend for HostComm {
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (shrunk, round) = self.endpoint.shrink()?;
         Ok((Box::new(HostComm::new(shrunk)), round))
+    }
+
+    fn agree(&self, flag: bool) -> Result<bool> {
+        self.endpoint.agree(flag)
     }
 
     fn check_growth(&self, joiners: usize) -> Result<()> {

@@ -1,10 +1,15 @@
 //! Communicators of some of the ranks: the first rank of each makes its channel, the others open it.
 
 use super::HostComm;
-use crate::contract::{Backend, RankGrid};
+use super::message::Plane;
+use crate::contract::{Backend, Direction, RankGrid, Transfer};
 use crate::control::endpoint::{Endpoint, NewChannel};
 use crate::control::host_channel::HostChannel;
+use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
+
+/// The tag of messages between the members of a new communicator. Those of an all_to_all_v, on the same plane, count from 1.
+const MEMBERS: u32 = u32::MAX;
 
 /// A new communicator of which this rank is a member.
 struct Part<'a> {
@@ -37,7 +42,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn attach(self, channel: NewChannel, timeout: std::time::Duration) -> Box<dyn HostChannel> {
+    fn attach(self, channel: NewChannel, timeout: std::time::Duration) -> Box<HostComm> {
         let rank = self.members.iter().position(|rank| *rank == self.parent.rank).expect("one of them");
         let world_ranks = self.members.iter().map(|rank| self.parent.members()[*rank]).collect();
         let world = self.parent.world.clone();
@@ -88,6 +93,66 @@ impl HostComm {
         }
     }
 
+    /// The members alone make it, by messages with the first of them: it tells the channel, hears who has opened it, and tells whether all
+    /// have. The number is random.
+    pub(super) fn split_among(&self, members: &[usize]) -> Result<(Box<HostComm>, u64)> {
+        self.endpoint.check()?;
+        let mut part = Part::new("split_members", &self.endpoint, members.to_vec());
+        let (first, others) = (members[0], &members[1..]);
+        let is_first = first == self.endpoint.rank;
+        let number = getrandom::u64().map_err(|e| {
+            Error::system(
+                "getrandom",
+                std::io::Error::other(e),
+                "each communicator needs a number of its own",
+            )
+        })?;
+        let mut told = [part.id(), number];
+        match is_first {
+            true => others.iter().try_for_each(|rank| self.tell(*rank, told))?,
+            false => told = self.hear_from(first)?,
+        }
+        let opened = part.open(told[0]);
+        // The first that could not open it, or the number of ranks.
+        let mut failed = if opened.is_ok() { self.endpoint.ranks } else { self.endpoint.rank };
+        if is_first {
+            for rank in others {
+                failed = failed.min(self.hear_from(*rank)?[0] as usize);
+            }
+            others.iter().try_for_each(|rank| self.tell(*rank, [failed as u64, 0]))?;
+        } else {
+            self.tell(first, [failed as u64, 0])?;
+            failed = self.hear_from(first)?[0] as usize;
+        }
+        let channel = opened?;
+        if failed < self.endpoint.ranks {
+            return Err(part.failed(failed, "open"));
+        }
+        Ok((part.attach(channel, self.timeout()), told[1]))
+    }
+
+    fn tell(&self, rank: usize, words: [u64; 2]) -> Result<()> {
+        let direction = Direction::Send(words.as_ptr().cast());
+        // SAFETY: the words are there until the message is sent, when this returns.
+        unsafe { self.exchange_words(direction, rank) }
+    }
+
+    fn hear_from(&self, rank: usize) -> Result<[u64; 2]> {
+        let mut words = [0u64; 2];
+        // SAFETY: the words are written until this returns, and not read before.
+        unsafe { self.exchange_words(Direction::Recv(words.as_mut_ptr().cast()), rank) }?;
+        Ok(words)
+    }
+
+    /// # Safety
+    /// The direction has room for two words, until this returns.
+    unsafe fn exchange_words(&self, direction: Direction, rank: usize) -> Result<()> {
+        let transfer = Transfer::host(direction, rank, MEMBERS, DType::U64, 2);
+        // SAFETY: the caller's contract; it is waited for.
+        let id = unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) }?;
+        self.messages.wait(&self.endpoint, id, &|| ())
+    }
+
     /// Every rank knows the members of every part, so what remains to be told are the channels: one exchange, and one that says that all
     /// have opened theirs. If a rank cannot, all ranks get an error.
     ///
@@ -116,6 +181,6 @@ impl HostComm {
             return Err(part.failed(other, "open"));
         }
         let timeout = self.timeout();
-        Ok(parts.into_iter().zip(opened).map(|(part, channel)| part.attach(channel, timeout)).collect())
+        Ok(parts.into_iter().zip(opened).map(|(part, channel)| part.attach(channel, timeout) as _).collect())
     }
 }

@@ -1,6 +1,7 @@
 //! Conversion of elements to accumulators, and back.
 
 use crate::reduce::arithmetic::{Avg, Combine, Number, PreMulSum, Prod, Sum};
+use crate::reduce::bits::{Or, Truth};
 use crate::types::dtype::{DType, with_element};
 use crate::types::op::{ReductionCode, element_from_bits};
 use phalanx_sys::mpi::Handle;
@@ -26,19 +27,29 @@ pub(crate) struct Accumulated {
 }
 
 impl Accumulated {
-    /// For one type and reduction; minimum and maximum need no accumulators.
+    /// For one type and reduction that accumulates.
     pub fn new(dtype: DType, code: ReductionCode) -> Accumulated {
-        fn of<T: Number, C: Combine<T>>() -> Accumulated {
-            Accumulated { size: size_of::<C::Acc>(), prepare: prepare::<T, C>, finish: finish::<T, C> }
-        }
         with_element!(dtype, T => match code {
             ReductionCode::Prod => of::<T, Prod>(),
             ReductionCode::Avg => of::<T, Avg>(),
             ReductionCode::PreMulSum => of::<T, PreMulSum>(),
-            ReductionCode::Sum | ReductionCode::Min | ReductionCode::Max => of::<T, Sum>(),
-            ReductionCode::Custom => unreachable!("closures need no accumulators"),
+            _ => of::<T, Sum>(),
         })
     }
+
+    /// For operations on the truth of integers of this size.
+    pub fn of_truth(size: usize) -> Accumulated {
+        match size {
+            1 => of::<u8, Truth<Or>>(),
+            2 => of::<u16, Truth<Or>>(),
+            4 => of::<u32, Truth<Or>>(),
+            _ => of::<u64, Truth<Or>>(),
+        }
+    }
+}
+
+fn of<T: Number, C: Combine<T>>() -> Accumulated {
+    Accumulated { size: size_of::<C::Acc>(), prepare: prepare::<T, C>, finish: finish::<T, C> }
 }
 
 unsafe fn prepare<T: Number, C: Combine<T>>(target: *mut u8, source: *const u8, factor: u64, count: usize) {

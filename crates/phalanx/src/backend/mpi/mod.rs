@@ -34,7 +34,7 @@ mod reduction;
 mod transport;
 mod watchdog;
 
-use gathering::by_gathering;
+use gathering::Gathering;
 pub(crate) use process::Launched;
 pub(crate) use transport::MpiTransport;
 
@@ -48,7 +48,7 @@ use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::types::dtype::DType;
-use crate::types::error::{Error, LibraryError, Result};
+use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
 use collective::Scratch;
 use message_table::MpiMessages;
@@ -76,6 +76,9 @@ pub(crate) enum MpiFailure {
 fn check(function: &'static str, code: c_int) -> std::result::Result<(), MpiFailure> {
     if code == 0 { Ok(()) } else { Err(MpiFailure::Call { function, code }) }
 }
+
+/// The tag with which members make a communicator. MPI keeps it apart from messages.
+const MEMBERS_TAG: c_int = 1;
 
 /// One rank's end of an MPI communicator.
 pub(crate) struct MpiComm {
@@ -117,6 +120,53 @@ impl MpiComm {
         };
         duplicated.map_err(|failure| process.error(failure, launched.rank, "init", 0))?;
         MpiComm::attach(process, comm, timeout, check_calls)
+    }
+
+    /// The backend behind a communicator, if it is this one.
+    pub fn of(backend: &dyn Backend) -> Option<&MpiComm> {
+        (backend as &dyn std::any::Any).downcast_ref()
+    }
+
+    /// A duplicate of a communicator of the application's, and a number that is unique. Collective over that one.
+    ///
+    /// # Safety
+    /// The value is that of a handle of a communicator that is alive, in this process's MPI library.
+    pub unsafe fn adopt(&self, handle: usize) -> Result<(MpiComm, u64)> {
+        self.ready()?;
+        let theirs = Handle::new(handle);
+        if theirs == self.process.mpi.constants.comm_null {
+            let expected = "a communicator, not MPI_COMM_NULL".into();
+            return Err(UsageError::Setting {
+                name: "adopt_mpi_comm: handle".into(),
+                value: format!("{handle:#x}"),
+                expected,
+            }
+            .into());
+        }
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let inside = self.watch.enter(&record);
+        let mut own = Handle::ZERO;
+        // SAFETY: MPI is initialised; the handle is that of a communicator, says the caller; the variable takes the new handle.
+        let made = unsafe { (self.process.mpi.functions.comm_dup)(theirs, &raw mut own) };
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        check("MPI_Comm_dup", made).map_err(failed)?;
+        self.numbered(own)
+    }
+
+    /// A communicator of this new handle, and a number that its first rank draws.
+    fn numbered(&self, handle: Handle) -> Result<(MpiComm, u64)> {
+        let new = MpiComm::attach(self.process, handle, self.timeout(), self.check)?;
+        let number = getrandom::u64().map_err(|e| {
+            Error::system(
+                "getrandom",
+                std::io::Error::other(e),
+                "each communicator needs a number of its own",
+            )
+        })?;
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let numbers =
+            new.all_gather_words([number as i64]).map_err(|failure| new.failure(failure, &record, 0))?;
+        Ok((new, numbers[0][0] as u64))
     }
 
     /// A rank's end of a communicator that was just made.
@@ -238,7 +288,7 @@ impl MpiComm {
         done.map_err(|failure| self.failure(failure, &record, sequence))
     }
 
-    /// A scan, or a reduction by a closure: gathered in pieces, and combined in rank order.
+    /// A scan, or a reduction of elements that are no numbers: gathered in pieces, and combined in rank order.
     ///
     /// # Safety
     /// As for [`Backend::collective`].
@@ -246,18 +296,38 @@ impl MpiComm {
     unsafe fn gather_and_combine(&self, call: &Call<'_>) -> Result<()> {
         if self.is_polled() {
             // SAFETY: the caller's contract.
-            return unsafe { by_gathering(call, self.rank, self.ranks, |part| self.carry_out_polled(part)) };
+            return unsafe { self.carry_out_polled(call) };
         }
         let record = CallRecord::of(call);
         let (sequence, _watched) = (self.watch.next(), self.watch.enter(&record));
-        let gather = |part: &Call<'_>| {
-            // SAFETY: the caller's contract.
-            let done = unsafe { self.carry_out(part) };
+        let mut gathering = Gathering::new(call, self.rank, self.ranks);
+        while let Some(part) = gathering.next() {
+            // SAFETY: the caller's contract; the gather is complete when it returns.
+            let done = unsafe { self.carry_out(&part).map(|()| gathering.combine()) };
             self.watch.progress();
-            done.map_err(|failure| self.failure(failure, &record, sequence))
-        };
-        // SAFETY: the caller's contract.
-        unsafe { by_gathering(call, self.rank, self.ranks, gather) }
+            done.map_err(|failure| self.failure(failure, &record, sequence))?;
+        }
+        Ok(())
+    }
+
+    /// `MPI_Comm_create_group` of these ranks, and a number that the first of them draws.
+    fn members_handle(&self, members: &[usize]) -> std::result::Result<Handle, MpiFailure> {
+        let f = &self.process.mpi.functions;
+        let members: Vec<c_int> = members.iter().map(|rank| *rank as c_int).collect();
+        let [mut all, mut group, mut part] = [Handle::ZERO; 3];
+        // SAFETY: the communicator is alive; the variables take the new handles, and the list has so many ranks.
+        unsafe {
+            check("MPI_Comm_group", (f.comm_group)(self.comm, &raw mut all))?;
+            let count = members.len() as c_int;
+            check("MPI_Group_incl", (f.group_incl)(all, count, members.as_ptr(), &raw mut group))?;
+            check(
+                "MPI_Comm_create_group",
+                (f.comm_create_group)(self.comm, group, MEMBERS_TAG, &raw mut part),
+            )?;
+            check("MPI_Group_free", (f.group_free)(&raw mut group))?;
+            check("MPI_Group_free", (f.group_free)(&raw mut all))?;
+        }
+        Ok(part)
     }
 
     /// `MPI_Comm_split` with any colour and key. MPI takes C `int`s, so the colour is the first member's rank
@@ -303,6 +373,8 @@ impl Backend for MpiComm {
         self.ready()?;
         if call.is_combined_on_host() {
             call.check_combined_on_host(BackendKind::Mpi)?;
+        }
+        if call.is_combined_in_order() {
             // SAFETY: the caller's contract.
             return in_standard_float_mode(|| unsafe { self.gather_and_combine(call) });
         }
@@ -379,6 +451,16 @@ impl Backend for MpiComm {
             return Ok(None);
         };
         Ok(Some(Box::new(MpiComm::attach(self.process, part, self.timeout(), self.check)?)))
+    }
+
+    fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        self.ready()?;
+        let record = CallRecord::of(&Call::empty(Operation::Split));
+        let inside = self.watch.enter(&record);
+        let failed = |failure| self.failure(failure, &record, inside.sequence());
+        let part = self.members_handle(members).map_err(failed)?;
+        let (part, number) = self.numbered(part)?;
+        Ok((Box::new(part), number))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {

@@ -13,6 +13,7 @@
 //! one call each all run at once.
 
 use super::collective::{Prepared, Scratch};
+use super::gathering::Gathering;
 use super::large::CallParts;
 use super::{MpiComm, MpiFailure, check};
 use crate::contract::{Call, OperationId, StartCollectives};
@@ -42,6 +43,8 @@ struct StartedCollective {
     call: Call<'static>,
     record: CallRecord,
     stage: CollectiveStage,
+    /// The steps of a collective that is gathered.
+    gathering: Option<Gathering<'static>>,
     scratch: Scratch,
 }
 
@@ -73,6 +76,7 @@ impl StartedCollective {
     fn has_called(&self) -> bool {
         match &self.stage {
             CollectiveStage::Waiting | CollectiveStage::Comparing(..) => false,
+            _ if self.gathering.as_ref().is_some_and(Gathering::has_more) => false,
             CollectiveStage::Calling(_, made) => made.rest.clone().next().is_none(),
             CollectiveStage::Exchanging(..) | CollectiveStage::Over(_) => true,
         }
@@ -107,7 +111,8 @@ impl MpiComm {
     unsafe fn add(&self, call: &Call<'static>) -> u64 {
         let number = self.watch.next();
         let (stage, scratch) = (CollectiveStage::Waiting, Scratch::default());
-        let started = StartedCollective { call: *call, record: CallRecord::of(call), stage, scratch };
+        let record = CallRecord::of(call);
+        let started = StartedCollective { call: *call, record, stage, gathering: None, scratch };
         let mut collectives = lock(&self.collectives);
         collectives.started.insert(number, started);
         self.advance_collectives(&mut collectives);
@@ -175,7 +180,7 @@ impl MpiComm {
                     started.stage = match made.rest.next() {
                         // SAFETY: the memory is valid until the collective is over.
                         Some(part) => unsafe { self.make(&part, made.rest.clone(), &mut started.scratch) }?,
-                        None => CollectiveStage::Over(Ok(())),
+                        None => self.go_on(started)?,
                     };
                 }
                 CollectiveStage::Exchanging(ids, outcome) => {
@@ -184,7 +189,7 @@ impl MpiComm {
                         return Ok(());
                     }
                     (*outcome)?;
-                    started.stage = CollectiveStage::Over(Ok(()));
+                    started.stage = self.go_on(started)?;
                 }
             }
         }
@@ -210,16 +215,46 @@ impl MpiComm {
 
     /// Starts a collective's own calls.
     fn begin(&self, started: &mut StartedCollective) -> std::result::Result<CollectiveStage, MpiFailure> {
-        let call = &started.call;
+        if started.call.is_combined_in_order() {
+            started.gathering = Some(Gathering::new(&started.call, self.rank, self.ranks));
+            return self.gather_next(started);
+        }
+        self.begin_call(&started.call, &mut started.scratch)
+    }
+
+    /// After the calls of a collective, or of one of its gathers.
+    fn go_on(&self, started: &mut StartedCollective) -> std::result::Result<CollectiveStage, MpiFailure> {
+        if let Some(gathering) = &mut started.gathering {
+            // SAFETY: the gather is complete, and the collective's memory valid until it is over.
+            unsafe { gathering.combine() };
+        }
+        self.gather_next(started)
+    }
+
+    fn gather_next(
+        &self,
+        started: &mut StartedCollective,
+    ) -> std::result::Result<CollectiveStage, MpiFailure> {
+        match started.gathering.as_mut().and_then(Gathering::next) {
+            Some(gather) => self.begin_call(&gather, &mut started.scratch),
+            None => Ok(CollectiveStage::Over(Ok(()))),
+        }
+    }
+
+    fn begin_call(
+        &self,
+        call: &Call<'static>,
+        scratch: &mut Scratch,
+    ) -> std::result::Result<CollectiveStage, MpiFailure> {
         // SAFETY: the memory is valid until the collective is over, and so is the scratch memory, which
         // nothing else uses.
         unsafe {
             if self.is_of_messages(call) {
-                return Ok(CollectiveStage::Exchanging(self.post_blocks(call, &mut started.scratch), Ok(())));
+                return Ok(CollectiveStage::Exchanging(self.post_blocks(call, scratch), Ok(())));
             }
             let mut parts = self.parts(call);
             match parts.next() {
-                Some(part) => self.make(&part, parts, &mut started.scratch),
+                Some(part) => self.make(&part, parts, scratch),
                 None => Ok(CollectiveStage::Over(Ok(()))),
             }
         }

@@ -7,6 +7,8 @@
 //!
 //! Reductions that accumulate in another type (small floats, averages) or scale first go through a buffer of
 //! that type, so that the result is rounded once, as documented. The order of the ranks is MPI's.
+//!
+//! Operations on truth make each element 0 or 1 in such a buffer, and combine its bits. So a result is 0 or 1 also where a rank is alone.
 
 use super::accumulate::{Accumulated, add_i128};
 use super::{MpiFailure, check, datatype};
@@ -19,9 +21,10 @@ use std::ffi::{c_int, c_void};
 /// The plan of each type and reduction.
 pub(crate) type Plans = [[ReductionPlan; CODES.len()]; DType::ALL.len()];
 
-const CODES: [ReductionCode; 6] = {
+/// What MPI combines: all but what knows its elements itself.
+const CODES: [ReductionCode; 12] = {
     use ReductionCode::*;
-    [Sum, Prod, Min, Max, Avg, PreMulSum]
+    [Sum, Prod, Min, Max, Avg, PreMulSum, BitAnd, BitOr, BitXor, LogicalAnd, LogicalOr, LogicalXor]
 };
 
 /// How a reduction is done.
@@ -129,6 +132,19 @@ impl OwnOperations {
         match code {
             Sum if !small => return ReductionPlan::Direct { datatype, op: constants.sum },
             Prod if !small => return ReductionPlan::Direct { datatype, op: constants.prod },
+            // The front asks for them on integers only.
+            BitAnd => return ReductionPlan::Direct { datatype, op: constants.band },
+            BitOr => return ReductionPlan::Direct { datatype, op: constants.bor },
+            BitXor => return ReductionPlan::Direct { datatype, op: constants.bxor },
+            LogicalAnd | LogicalOr | LogicalXor => {
+                let op = match code {
+                    LogicalAnd => constants.band,
+                    LogicalOr => constants.bor,
+                    _ => constants.bxor,
+                };
+                let accumulated = Accumulated::of_truth(dtype.size());
+                return ReductionPlan::Accumulated { datatype, op, accumulated };
+            }
             _ => {}
         }
         let accumulated = Accumulated::new(dtype, code);

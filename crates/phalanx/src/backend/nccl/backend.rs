@@ -36,6 +36,10 @@ impl Backend for NcclComm {
         self.communicator.control_channel.set_name(name);
     }
 
+    fn set_given_name(&self, name: &str) {
+        self.communicator.control_channel.set_given_name(name);
+    }
+
     fn process_of(&self, rank: usize) -> Option<u32> {
         self.host_channel.process_of(rank)
     }
@@ -195,6 +199,10 @@ impl Backend for NcclComm {
         let flavour = self.communicator.library.flavour();
         let part = NcclComm::join(channel, flavour, Some(self.gpu()), self.settings.clone())?;
         Ok((Box::new(part), round))
+    }
+
+    fn agree(&self, flag: bool) -> Result<bool> {
+        self.communicator.control_channel.agree(flag)
     }
 
     fn check_growth(&self, _joiners: usize) -> Result<()> {

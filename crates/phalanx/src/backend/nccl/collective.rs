@@ -390,7 +390,6 @@ impl Communicator {
             ReductionCode::Min => red_op::Min,
             ReductionCode::Max => red_op::Max,
             ReductionCode::Avg => red_op::Avg,
-            ReductionCode::Custom => unreachable!("closures run on the host"),
             ReductionCode::PreMulSum => {
                 let name = "ncclRedOpCreatePreMulSum";
                 let create = self.library.need(self.library.ncclRedOpCreatePreMulSum, name)?;
@@ -407,6 +406,7 @@ impl Communicator {
                 needs.reduction = Some(op);
                 op
             }
+            code => unreachable!("{} runs on the host", code.name()),
         };
         Ok((dtype, op))
     }

@@ -183,8 +183,16 @@ impl Backend for NvshmemComm {
         self.host_channel.rank()
     }
 
+    fn agree(&self, flag: bool) -> Result<bool> {
+        self.control_channel.agree(flag)
+    }
+
     fn set_name(&self, name: &str) {
         self.control_channel.set_name(name);
+    }
+
+    fn set_given_name(&self, name: &str) {
+        self.control_channel.set_given_name(name);
     }
 
     fn world_size(&self) -> usize {

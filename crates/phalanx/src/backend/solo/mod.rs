@@ -227,6 +227,17 @@ impl Backend for SoloComm {
         Ok((Box::new(SoloComm::new(self.timeout())), 1))
     }
 
+    fn split_members(&self, _members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        self.check()?;
+        // For a name of its own.
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        Ok((Box::new(SoloComm::new(self.timeout())), MADE.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    fn agree(&self, flag: bool) -> Result<bool> {
+        Ok(flag)
+    }
+
     unsafe fn split(&self, color: Option<u32>, _key: i64) -> Result<Option<Box<dyn Backend>>> {
         self.check()?;
         Ok(color.map(|_| Box::new(SoloComm::new(self.timeout())) as Box<dyn Backend>))
