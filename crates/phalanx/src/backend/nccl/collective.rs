@@ -158,7 +158,7 @@ impl Communicator {
                 AllReduce | Reduce | ReduceScatter if self.ranks == 1 => self.reducing_alone(call, needs),
                 AllReduce | Reduce | ReduceScatter => self.reducing(call, needs),
                 Broadcast | AllGather => self.moving(call),
-                AllToAll | AllToAllV if std::ptr::eq(call.send, call.recv) => {
+                AllToAll | AllToAllV if self.is_sent_from_where_it_goes(call) => {
                     self.all_to_all_in_place(call, needs)
                 }
                 AllToAll | Gather | Scatter => self.rearranging(call),
@@ -256,6 +256,11 @@ impl Communicator {
                 }
             }
         }
+    }
+
+    /// Whether blocks are sent from the memory they go to. Empty buffers may have one address, too.
+    fn is_sent_from_where_it_goes(&self, call: &Call<'_>) -> bool {
+        std::ptr::eq(call.send, call.recv) && call.flow().send_len(self.rank, self.ranks) > 0
     }
 
     /// The library has no in-place form of either: the blocks are sent from a copy.
