@@ -113,6 +113,10 @@ fn out_of_sample(trials: &[Trial], sample: usize, shares: &[Share]) -> Vec<bool>
 
 /// Which trials are left out by default.
 fn out_by_default(trials: &[Trial], shares: &[Share], slow: &[&str]) -> Vec<bool> {
+    // Of what CI runs by halves, all is there to choose from: one half may have no trial of some scenario.
+    let shares: Vec<Share> =
+        shares.iter().map(|(part, one_in)| (*part, if *one_in == 2 { 1 } else { *one_in })).collect();
+    let shares = &shares[..];
     let mut out = out_of_sample(trials, 0, shares);
     for (out, trial) in out.iter_mut().zip(trials) {
         *out |= !trial.has_ignored_flag() && slow.iter().any(|part| trial.name().contains(part));

@@ -40,8 +40,8 @@ use phalanx_testkit::processes;
 use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
 
-/// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs. CI runs
-/// the other scenarios as threads and as processes, and a contributor once.
+/// How much of the suite a sample is. The variants of an operation are data types, numbers of ranks, or MPIs. CI runs half of
+/// the other trials, and a contributor each scenario once, as threads or as processes.
 const SHARES: &[Share] = &[
     ("threads/all_reduce/", 7),
     ("threads/reduce/", 7),
@@ -54,14 +54,14 @@ const SHARES: &[Share] = &[
     ("processes/broadcast/", 4),
     ("processes/gather/", 4),
     ("processes/scatter/", 4),
-    ("mpi/", 6),
-    ("nccl/", 6),
+    ("mpi/", 8),
+    ("nccl/", 8),
     ("nvshmem/", 4),
     ("_v/", 4),
     ("/programs/", 2),
     ("/rounds/", 2),
-    ("threads/", 1),
-    ("processes/", 1),
+    ("threads/", 2),
+    ("processes/", 2),
 ];
 
 /// What computes for seconds, or waits for deadlines.

@@ -39,8 +39,8 @@ const SHARES: &[Share] = &[
     ("missing", 3),
     ("held_inside", 3),
     ("mismatch", 3),
-    ("threads/", 1),
-    ("processes/", 1),
+    ("threads/", 2),
+    ("processes/", 2),
 ];
 
 fn main() -> ExitCode {
