@@ -70,7 +70,6 @@ use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Call, Operation, Shape, Transfer};
 use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
-#[cfg(feature = "nccl")]
 use crate::types::error::{Result, UsageError};
 use communicator::Communicator;
 #[cfg(feature = "nccl")]
