@@ -84,13 +84,18 @@ impl Gpu {
 
     /// The compute capability, as `9.0`.
     pub fn capability(self) -> Result<String> {
-        use CUdevice_attribute::{
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
-        };
+        let minor = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(format!("{}.{minor}", self.generation()?))
+    }
+
+    /// The compute capability's major number.
+    pub fn generation(self) -> Result<i32> {
+        self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    }
+
+    fn attribute(self, attribute: CUdevice_attribute) -> Result<i32> {
         // SAFETY: the device is one of the driver's.
-        let number = |attribute| unsafe { device::get_attribute(self.0, attribute) }.map_err(explain);
-        Ok(format!("{}.{}", number(MAJOR)?, number(MINOR)?))
+        unsafe { device::get_attribute(self.0, attribute) }.map_err(explain)
     }
 
     /// The PCI address, as `0000:19:00.0`.

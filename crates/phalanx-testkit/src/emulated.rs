@@ -11,7 +11,7 @@ use object::{Object, ObjectSection};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use tempfile::TempDir;
 
 /// The file that cargo builds.
@@ -214,6 +214,31 @@ pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
 /// Whether this process's own GPUs are emulated.
 pub fn is_emulated() -> bool {
     std::env::var_os(EMULATED).is_some()
+}
+
+/// Runs this program again, where it finds the emulated libraries. For a suite on a machine without GPUs.
+pub fn run_again(emulated: io::Result<Emulated>, reason: &str) -> ExitCode {
+    if is_emulated() {
+        eprintln!("not even emulated GPUs: {reason}");
+        return ExitCode::FAILURE;
+    }
+    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
+    let status = emulated.and_then(|emulated| {
+        let mut command = emulated.command(std::env::current_exe()?);
+        // The folder of the libraries goes with `emulated`, after the process has ended.
+        command.args(std::env::args_os().skip(1)).env(EMULATED, "1").status()
+    });
+    match status {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("on emulated GPUs: {status}");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("the emulated libraries cannot be used: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs so many ranks whose collectives go by phalanx's own kernels: on the machine's GPUs if it has enough of them, else on

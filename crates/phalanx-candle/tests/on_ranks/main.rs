@@ -63,10 +63,10 @@ fn main() -> ExitCode {
     let (on_gpus, most) = (gpus.is_some(), gpus.unwrap_or(5));
     let mut trials = Vec::new();
     for (name, case) in CASES.concat() {
-        for count in (1..=5).filter(|count| *count <= most) {
+        for count in 1..=most.min(5) {
             trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
         }
-        for count in [2, 3, 4].into_iter().filter(|count| *count <= most.min(if on_gpus { 4 } else { 3 })) {
+        for count in 2..=most.min(if on_gpus { 4 } else { 3 }) {
             let launch = move || {
                 let launch = Launch::new("case", count).arg(name);
                 if on_gpus {

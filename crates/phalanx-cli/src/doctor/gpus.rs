@@ -28,41 +28,31 @@ pub fn cuda() -> Result<()> {
         let text = describe(number).unwrap_or_else(|error| explain(&error));
         fact(format!("GPU {number}"), text)?;
     }
-    for (pairs, text) in links(count)? {
-        fact(pairs, text)?;
-    }
+    let links = links(count)?;
     if count > 1 {
-        fact("phalanx's own kernels", own_kernels(count)?)?;
+        fact("phalanx's own kernels", own_kernels(count, &links)?)?;
+    }
+    for (pairs, text) in named(links) {
+        fact(pairs, text)?;
     }
     Ok(())
 }
 
 /// Whether ranks on these GPUs use phalanx's own kernels, or why not.
-fn own_kernels(count: usize) -> Result<String> {
+fn own_kernels(count: usize, links: &[(Link, Vec<String>)]) -> Result<String> {
     const VARIABLE: &str = "PHALANX_GPU_ALGORITHM";
     if std::env::var(VARIABLE).is_ok_and(|value| value == "nccl") {
         return Ok(format!("not used: {VARIABLE} is nccl"));
     }
-    let mut over_nvlink = true;
-    for from in 0..count {
-        let capability = Gpu::number(from)?.capability()?;
-        if capability
-            .split('.')
-            .next()
-            .and_then(|major| major.parse().ok())
-            .is_some_and(|major: u32| major < 7)
-        {
-            return Ok(format!("not with GPU {from}: it is older than compute capability 7.0"));
-        }
-        for to in from + 1..count {
-            let link = Gpu::number(from)?.link(Gpu::number(to)?)?;
-            if !link.access {
-                return Ok(format!("not between {from} and {to}: neither reaches the other's memory"));
-            }
-            over_nvlink &= link.atomics;
+    for number in 0..count {
+        if Gpu::number(number)?.generation()? < 7 {
+            return Ok(format!("not with GPU {number}: it is older than compute capability 7.0"));
         }
     }
-    Ok(match over_nvlink {
+    if let Some((_, pairs)) = links.iter().find(|(link, _)| !link.access) {
+        return Ok(format!("not between {}: neither reaches the other's memory", pairs.join(", ")));
+    }
+    Ok(match links.iter().all(|(link, _)| link.atomics) {
         true => "between all, by LL and LL128",
         false => "between all, by LL alone: lines of 128 bytes may not arrive whole over PCIe",
     }
@@ -75,8 +65,8 @@ fn describe(number: usize) -> Result<String> {
     Ok(format!("{name}, {memory}, compute capability {}, PCI {pci}", gpu.capability()?))
 }
 
-/// The links between all GPUs, with equal ones in one line.
-fn links(count: usize) -> Result<Vec<(String, String)>> {
+/// The links between all GPUs, and the pairs that have each.
+fn links(count: usize) -> Result<Vec<(Link, Vec<String>)>> {
     let mut kinds: Vec<(Link, Vec<String>)> = Vec::new();
     for from in 0..count {
         for to in from + 1..count {
@@ -88,9 +78,10 @@ fn links(count: usize) -> Result<Vec<(String, String)>> {
             }
         }
     }
-    Ok(named(kinds))
+    Ok(kinds)
 }
 
+/// A line for each kind of link.
 fn named(kinds: Vec<(Link, Vec<String>)>) -> Vec<(String, String)> {
     let alike = kinds.len() == 1;
     let name = |(link, pairs): (Link, Vec<String>)| {

@@ -32,7 +32,7 @@ mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::emulated::{EMULATED, Emulated};
 use phalanx_testkit::faults::FORK;
 use phalanx_testkit::processes::{self, ranks_per_gpu};
 use phalanx_testkit::suite::Condition;
@@ -190,7 +190,7 @@ fn main() -> ExitCode {
 fn missing_nccl() -> Result<(), Failed> {
     let emulated = Emulated::new()?;
     let mut suite = emulated.command(std::env::current_exe()?);
-    suite.args(["--list"]).env_remove(world::EMULATED).env("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2");
+    suite.args(["--list"]).env_remove(EMULATED).env("PHALANX_NCCL_LIB", "/nowhere/libnccl.so.2");
     let ended = suite.output()?;
     let (listed, told) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
     let is_told = told.contains("GPUs that nccl cannot use") && told.contains("/nowhere/libnccl.so.2");

@@ -6,7 +6,7 @@
 //! about NCCL alone run again with own kernels: `own_kernels/again/`.
 
 use crate::failures::SLACK;
-use crate::world::{EMULATED, done, download, must, new_stream, stream};
+use crate::world::{done, download, must, new_stream, stream};
 use crate::{
     communicators, exits, failures, groups, init_all, kept_errors, memory, messages, signals, streams, usage,
     watchdog,
@@ -17,7 +17,7 @@ use phalanx::cudarc::driver::sys::{CUresult, cuStreamQuery};
 use phalanx::cudarc::driver::{CudaSlice, DeviceRepr};
 use phalanx::nccl::{Config, GpuAlgorithm, Graph};
 use phalanx::{BackendKind, Comm, PreMulSum, ReduceOp, bf16};
-use phalanx_testkit::emulated::{Emulated, on_own_kernels};
+use phalanx_testkit::emulated::{EMULATED, Emulated, on_own_kernels};
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::random::{self, Random};
 use phalanx_testkit::reference::{self, Combine};

@@ -5,7 +5,8 @@ pub use crate::flavour::{BACKEND, DeviceRepr, Slice, init_all, is_reduced, new_s
 use crate::flavour;
 use libtest_mimic::{Failed, Trial};
 use phalanx::Comm;
-pub use phalanx_testkit::emulated::{EMULATED, is_emulated as are_emulated};
+pub use phalanx_testkit::emulated::is_emulated as are_emulated;
+use phalanx_testkit::emulated::run_again;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{Body, ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
@@ -28,7 +29,7 @@ pub fn elements(len: usize) -> usize {
 /// missing or cannot be used are a failure: nobody would notice that the trials ran on others. Whether a
 /// world of them can be made is for the trials to find out.
 pub fn gpus() -> Result<usize, ExitCode> {
-    let gpus = flavour::gpus().map_err(|reason| on_emulated_gpus(&reason))?;
+    let gpus = flavour::gpus().map_err(|reason| run_again(flavour::emulated(), &reason))?;
     match flavour::version() {
         Ok(_) => Ok(gpus.min(MOST)),
         Err(error) => {
@@ -103,31 +104,6 @@ pub fn upload<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<Slice
 pub fn download<T: Number + DeviceRepr>(comm: &Comm, buffer: &Slice<T>) -> Result<Vec<T>, String> {
     comm.sync().context(|| "sync".into())?;
     stream(comm).clone_dtoh(buffer).context(|| "download".into())
-}
-
-/// Runs this program again, where it finds the emulated libraries.
-fn on_emulated_gpus(reason: &str) -> ExitCode {
-    if are_emulated() {
-        eprintln!("not even emulated GPUs: {reason}");
-        return ExitCode::FAILURE;
-    }
-    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
-    let status = flavour::emulated().and_then(|emulated| {
-        let mut command = emulated.command(std::env::current_exe()?);
-        // The folder of the libraries goes with `emulated`, after the process has ended.
-        command.args(std::env::args_os().skip(1)).env(EMULATED, "1").status()
-    });
-    match status {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) => {
-            eprintln!("on emulated GPUs: {status}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("the emulated libraries cannot be used: {error}");
-            ExitCode::FAILURE
-        }
-    }
 }
 
 /// Small whole numbers, different on every rank, whose sums and products every type has exactly.

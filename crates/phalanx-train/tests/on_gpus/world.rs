@@ -3,7 +3,8 @@
 use libtest_mimic::{Failed, Trial};
 use phalanx::{BackendKind, Comm};
 use phalanx_testkit::Scenario;
-use phalanx_testkit::emulated::Emulated;
+pub use phalanx_testkit::emulated::EMULATED;
+use phalanx_testkit::emulated::{Emulated, run_again};
 use phalanx_testkit::processes::{Launch, ranks_per_gpu};
 use phalanx_testkit::scenario::Body;
 use phalanx_testkit::suite::Condition;
@@ -13,42 +14,15 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Numbers of ranks of the trials.
 const RANKS: &[usize] = &[1, 2, 4];
-/// Set where the GPUs are emulated.
-pub const EMULATED: &str = "TESTKIT_EMULATED_GPUS";
 
 /// How many GPUs there are; without any, how the trials ended on emulated ones.
 pub fn gpus() -> Result<usize, ExitCode> {
-    let gpus = phalanx_testkit::gpus::count().map_err(|reason| on_emulated_gpus(&reason))?;
+    let gpus = phalanx_testkit::gpus::count().map_err(|reason| run_again(Emulated::new(), &reason))?;
     match phalanx::nccl::version() {
         Ok(_) => Ok(gpus),
         Err(error) => {
             eprintln!("{gpus} GPUs that NCCL cannot use: {error}");
             Err(ExitCode::FAILURE)
-        }
-    }
-}
-
-/// Runs this program again, where it finds the emulated libraries.
-fn on_emulated_gpus(reason: &str) -> ExitCode {
-    if std::env::var_os(EMULATED).is_some() {
-        eprintln!("not even emulated GPUs: {reason}");
-        return ExitCode::FAILURE;
-    }
-    eprintln!("no GPUs ({reason}): the trials run on emulated ones");
-    let status = Emulated::new().and_then(|emulated| {
-        let mut command = emulated.command(std::env::current_exe()?);
-        // The folder of the libraries goes with `emulated`, after the process has ended.
-        command.args(std::env::args_os().skip(1)).env(EMULATED, "1").status()
-    });
-    match status {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) => {
-            eprintln!("on emulated GPUs: {status}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("the emulated libraries cannot be used: {error}");
-            ExitCode::FAILURE
         }
     }
 }

@@ -45,6 +45,9 @@ pub(crate) use poll::{Waker, poll_sockets, queue_more};
 mod private_file;
 pub(crate) use private_file::{PrivateError, read_private};
 
+mod random;
+pub(crate) use random::random_number;
+
 mod run_instant;
 pub(crate) use run_instant::RunInstant;
 

@@ -37,6 +37,7 @@ use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
 use crate::os::RunInstant;
+use crate::os::random_number;
 use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
@@ -318,9 +319,7 @@ impl HostChannel for HostComm {
         let job = self.growing_job(joiners)?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
         // So that nobody meets those of an earlier attempt.
-        let own = [getrandom::u64().map_err(|e| {
-            Error::system("getrandom", std::io::Error::other(e), "each meeting needs a number of its own")
-        })?];
+        let own = [random_number("each meeting needs a number of its own")?];
         let mut all = vec![[0u64; 1]; members];
         let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.

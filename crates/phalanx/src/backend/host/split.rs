@@ -5,6 +5,7 @@ use super::message::Plane;
 use crate::contract::{Backend, Direction, RankGrid, Transfer};
 use crate::control::endpoint::{Endpoint, NewChannel};
 use crate::control::host_channel::HostChannel;
+use crate::os::random_number;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
 
@@ -100,13 +101,7 @@ impl HostComm {
         let mut part = Part::new("split_members", &self.endpoint, members.to_vec());
         let (first, others) = (members[0], &members[1..]);
         let is_first = first == self.endpoint.rank;
-        let number = getrandom::u64().map_err(|e| {
-            Error::system(
-                "getrandom",
-                std::io::Error::other(e),
-                "each communicator needs a number of its own",
-            )
-        })?;
+        let number = random_number("each communicator needs a number of its own")?;
         let mut told = [part.id(), number];
         match is_first {
             true => others.iter().try_for_each(|rank| self.tell(*rank, told))?,

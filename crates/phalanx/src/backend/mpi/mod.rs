@@ -47,6 +47,7 @@ use crate::contract::{
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
+use crate::os::random_number;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
@@ -156,13 +157,7 @@ impl MpiComm {
     /// A communicator of this new handle, and a number that its first rank draws.
     fn numbered(&self, handle: Handle) -> Result<(MpiComm, u64)> {
         let new = MpiComm::attach(self.process, handle, self.timeout(), self.check)?;
-        let number = getrandom::u64().map_err(|e| {
-            Error::system(
-                "getrandom",
-                std::io::Error::other(e),
-                "each communicator needs a number of its own",
-            )
-        })?;
+        let number = random_number("each communicator needs a number of its own")?;
         let record = CallRecord::of(&Call::empty(Operation::Split));
         let numbers =
             new.all_gather_words([number as i64]).map_err(|failure| new.failure(failure, &record, 0))?;
