@@ -14,7 +14,8 @@ pub fn binary(name: &str) -> PathBuf {
 }
 
 /// Builds something that can be run. That it is not built again, with all below it,
-/// takes the features of the whole workspace, and nothing of what cargo says to a test: build scripts look at such variables (ring's).
+/// takes the features of the whole workspace, those for tests (an example needs them), and nothing of what cargo says to a test: build
+/// scripts look at such variables (ring's).
 fn built(kind: &str, name: &str) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     for (variable, _) in std::env::vars_os() {
@@ -24,7 +25,7 @@ fn built(kind: &str, name: &str) -> PathBuf {
         }
     }
     let output = cargo
-        .args(["build", "--workspace", kind, name, "--message-format", "json"])
+        .args(["build", "--workspace", kind, name, "--example", "first", "--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");

@@ -80,7 +80,7 @@
 //! receive, while another one is received, is kept on the heap until then.
 //!
 //! # Features
-//! All but the last are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
+//! All but the last two are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -92,6 +92,7 @@
 //! | `jit` | kernels compiled at run time; implies `cuda`, and needs its version 12.4 or later |
 //! | `multi-host` | ranks on several hosts: the job's store over TCP, with TLS |
 //! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
+//! | `metrics` | counters of operations for the crate metrics and for Prometheus |
 //! | `ndarray` | arrays and views of ndarray 0.17 as buffers |
 //!
 //! # Platforms
@@ -171,6 +172,8 @@ pub use types::object_error::ObjectError;
 pub use types::op::{PreMulSum, ReduceOp, Reduction};
 pub use types::plain::PlainType;
 pub use types::unchecked::Unchecked;
+#[cfg(feature = "metrics")]
+pub use watch::metrics;
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {

@@ -1,12 +1,13 @@
 //! The queue of everything that a launcher reacts to.
 
+use super::metrics::Metrics;
 use super::outcome::Notice;
 use super::reports::{Report, Reports};
 use super::signals::Forwarder;
 use super::start_error::StartError;
 use crate::error::explain;
 use crate::log::say;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::os::unix::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
@@ -29,13 +30,14 @@ pub struct Events {
     sender: Sender<LaunchEvent>,
     queue: Receiver<LaunchEvent>,
     reports: Option<Reports>,
+    metrics: Option<Metrics>,
     _forwarder: Forwarder,
 }
 
 impl Events {
     /// Catches signals from now on. Call it before the first rank starts: a signal before it ends the
-    /// launcher and not the ranks.
-    pub fn catch() -> Result<Events> {
+    /// launcher and not the ranks. Serves the ranks' counters, if an address for them is given.
+    pub fn catch(metrics: Option<&str>) -> Result<Events> {
         let (sender, queue) = mpsc::channel();
         let to_queue = sender.clone();
         let forwarder = Forwarder::start(move |signal| {
@@ -45,7 +47,13 @@ impl Events {
         let reports = Reports::open(sender.clone()).map_err(|error| {
             say(format_args!("phalanx launch: going on without the ranks' own reports: {}", explain(&error)))
         });
-        Ok(Events { sender, queue, reports: reports.ok(), _forwarder: forwarder })
+        let reports = reports.ok();
+        let metrics = match (metrics, &reports) {
+            (Some(address), Some(reports)) => Some(Metrics::serve(address, reports.clone())?),
+            (Some(_), None) => bail!("--metrics needs the ranks' own reports"),
+            (None, _) => None,
+        };
+        Ok(Events { sender, queue, reports, metrics, _forwarder: forwarder })
     }
 
     pub fn sender(&self) -> Sender<LaunchEvent> {
@@ -55,6 +63,11 @@ impl Events {
     /// The ranks' reports, where a socket for them could be opened.
     pub fn reports(&self) -> Option<&Reports> {
         self.reports.as_ref()
+    }
+
+    /// Where the ranks' counters are served, if that is wanted.
+    pub fn metrics(&self) -> Option<&Metrics> {
+        self.metrics.as_ref()
     }
 
     /// The next event; `None` when the deadline has passed.

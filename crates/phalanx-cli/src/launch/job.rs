@@ -26,6 +26,8 @@ pub struct Job {
     /// With fewer ranks the job ends all the same.
     pub min_ranks: usize,
     pub restarts: Restarts,
+    /// Whether the ranks count their operations for `--metrics`.
+    pub serves_metrics: bool,
 }
 
 /// How often failed ranks are started anew.

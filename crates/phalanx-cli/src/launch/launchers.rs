@@ -10,7 +10,7 @@ use super::outcome::Outcome;
 use super::placement::{self, Placement};
 use super::report::{print_end, print_failure};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use phalanx::internal::store::{Server, Token};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub enum Launchers {
 impl Launchers {
     /// Starts the store of this node alone, or joins the launchers of the other nodes.
     pub fn join(args: &NodeArgs, ranks: usize) -> Result<Launchers> {
-        let (Some(node), Some(address), Some(file)) = (args.node_rank, &args.store, &args.token_file) else {
+        let (Some(node), Some(address)) = (args.node_rank, &args.store) else {
             ensure!(args.nnodes == 1, "--nnodes {} needs --node-rank, --store and --token-file", args.nnodes);
             let (store, placement) = Placement::on_one_node(ranks)?;
             return Ok(Launchers::Alone { store, placement });
@@ -34,7 +34,7 @@ impl Launchers {
             "--node-rank {node} is none of {} machines: they count from 0",
             args.nnodes
         );
-        let token = Token::from_file(file)?;
+        let token = token(args)?;
         let job = args.job.clone().or_else(|| std::env::var("SLURM_JOB_ID").ok()).unwrap_or_default();
         Ok(Launchers::Several(Nodes::join(address, token, &job, node, args.nnodes, join_timeout()?)?))
     }
@@ -124,6 +124,17 @@ fn print_result(outcome: &Outcome) {
 }
 
 /// How long the launchers wait for each other: `PHALANX_TIMEOUT`, as for the ranks.
+/// The job's secret: from a file, or else from the environment.
+fn token(args: &NodeArgs) -> Result<Token> {
+    if let Some(file) = &args.token_file {
+        return Ok(Token::from_file(file)?);
+    }
+    let text = std::env::var("PHALANX_TOKEN").unwrap_or_default();
+    let remedy = "give --token-file, or set PHALANX_TOKEN to a secret of at least 16 characters, the same on all machines";
+    ensure!(!text.is_empty(), "--node-rank needs the job's secret: {remedy}");
+    Token::new(&text).with_context(|| format!("PHALANX_TOKEN is too short: {remedy}"))
+}
+
 fn join_timeout() -> Result<Duration> {
     Ok(phalanx::internal::timeout_from_environment()?)
 }

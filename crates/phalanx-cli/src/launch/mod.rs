@@ -10,6 +10,7 @@ mod job;
 mod launchers;
 mod limits;
 mod log_files;
+mod metrics;
 mod nodes;
 pub mod options;
 mod outcome;
@@ -41,7 +42,7 @@ use std::process::ExitCode;
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let job = job(args)?;
     let mut launchers = Launchers::join(&args.nodes, args.ranks)?;
-    let events = Events::catch()?;
+    let events = Events::catch(args.metrics.as_deref())?;
     let mut restart = 0;
     loop {
         let restarts_left = args.max_restarts.saturating_sub(restart);
@@ -81,5 +82,6 @@ fn job(args: &LaunchArgs) -> Result<Job> {
         keep_going: args.keep_going,
         min_ranks: args.min_ranks,
         restarts: Restarts::at_most(args.restarts),
+        serves_metrics: args.metrics.is_some(),
     })
 }

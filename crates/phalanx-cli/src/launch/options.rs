@@ -64,6 +64,12 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "FOLDER")]
     pub log_dir: Option<PathBuf>,
 
+    /// Serve the counters of this machine's ranks to Prometheus at this address, as http://ADDRESS/metrics; with port 0 at a free one.
+    ///
+    /// Whoever reaches the address can read them. The program needs phalanx's feature `metrics`.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<String>,
+
     #[command(flatten)]
     pub nodes: NodeArgs,
 
@@ -89,7 +95,7 @@ pub struct NodeArgs {
     pub nnodes: usize,
 
     /// Number of this machine, from 0.
-    #[arg(long, value_name = "K", value_parser = parse::count, allow_negative_numbers = true, requires = "store", requires = "token_file")]
+    #[arg(long, value_name = "K", value_parser = parse::count, allow_negative_numbers = true, requires = "store")]
     pub node_rank: Option<usize>,
 
     /// The address at which the machines join: one of node 0 that all of them reach, with a free port.
@@ -100,7 +106,8 @@ pub struct NodeArgs {
     #[arg(long, visible_alias = "rdzv-id", value_name = "NAME", requires = "node_rank")]
     pub job: Option<String>,
 
-    /// A file with a secret of at least 16 characters: the same on all machines, and readable only by you.
+    /// A file with a secret of at least 16 characters: the same on all machines, and readable only by you. Without it, the secret is
+    /// read from the environment variable PHALANX_TOKEN.
     #[arg(long, value_name = "FILE", requires = "node_rank")]
     pub token_file: Option<String>,
 }

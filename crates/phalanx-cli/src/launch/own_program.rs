@@ -72,9 +72,10 @@ fn run_attempt(
         keep_going: false,
         min_ranks: 1,
         restarts: Restarts::default(),
+        serves_metrics: false,
     };
     let (_store, placement) = Placement::on_one_node(ranks)?;
-    let events = Events::catch()?;
+    let events = Events::catch(None)?;
     let outcome = attempt::run(&job, &placement, None, &events, |outcome| {
         if let Outcome::Failed(failure) = outcome {
             failed(failure);

@@ -6,6 +6,7 @@
 use super::events::{Events, LaunchEvent};
 use super::job::Job;
 use super::log_files::LogFiles;
+use super::metrics;
 use super::output::{self, LAST_OUTPUT, Reader, Tail};
 use super::placement::Placement;
 use super::reports::{self, Diagnosis, Report, Reports, What};
@@ -84,6 +85,9 @@ impl Rank {
             Some(reports) => command.env(reports::VARIABLE, reports.name()),
             None => command.env_remove(reports::VARIABLE),
         };
+        if job.serves_metrics {
+            command.env(metrics::VARIABLE, "1");
+        }
         command
             .args(&job.arguments)
             .stdin(standard_input(number))
@@ -167,6 +171,7 @@ impl Rank {
                 trouble.get_or_insert(Trouble::Panicked);
             }
             What::Written => *records = Records::Written,
+            What::Metrics(_) => {}
         }
     }
 

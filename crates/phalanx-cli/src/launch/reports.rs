@@ -1,10 +1,12 @@
-//! What the ranks tell the launcher: that they have joined, why their communicator failed, that their flight records are written.
+//! What the ranks tell the launcher: that they have joined, why their communicator failed, that their flight records are written, what they
+//! have counted.
 //!
 //! The messages are described where they are sent, in `watch/launcher.rs` of the library. The end of a rank comes through the same
 //! socket, behind everything that the rank has sent.
 
 use super::events::LaunchEvent;
 use anyhow::{Context, Result};
+use phalanx::metrics::Sample;
 use std::io;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
@@ -17,11 +19,11 @@ pub const VARIABLE: &str = "PHALANX_LAUNCHER";
 const MAX_MESSAGE: usize = 1 << 16;
 /// Longest wait for room in a receiver's queue.
 const SEND_TIMEOUT: Duration = Duration::from_millis(200);
-/// The content of a request for flight records does not matter.
+/// A request for flight records.
 const REQUEST: &[u8] = b"write";
 
 /// A message of a rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// The job of the sender, which it proves to belong to by knowing it.
     pub job: String,
@@ -31,12 +33,14 @@ pub struct Report {
     pub what: What,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum What {
     /// It is a rank of a communicator now.
     Joined {
         /// Whether it writes flight records on request.
         answers: bool,
+        /// Whether it tells its counters on request.
+        counts: bool,
         /// The processes without which it has gone on after a failure.
         lost: Vec<u32>,
     },
@@ -46,6 +50,18 @@ pub enum What {
     Panicked,
     /// Its flight records are written.
     Written,
+    /// Counters, in answer to a request.
+    Metrics(Counters),
+}
+
+/// A part of a rank's counters.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Counters {
+    /// The number of the request.
+    pub number: u64,
+    /// Whether no further part comes.
+    pub is_last: bool,
+    pub samples: Vec<Sample>,
 }
 
 /// Why a rank's communicator has failed.
@@ -62,24 +78,34 @@ impl Report {
     fn parse(message: &str) -> Option<Report> {
         let (mut job, mut rank, mut process, mut event, mut answers) = (None, None, None, None, false);
         let mut diagnosis = Diagnosis::default();
-        for (name, value) in message.lines().filter_map(|line| line.split_once('=')) {
+        let (mut counts, mut number, mut is_last) = (false, 0, false);
+        let (head, body) = message.split_once("\n\n").unwrap_or((message, ""));
+        for (name, value) in head.lines().filter_map(|line| line.split_once('=')) {
             match name {
                 "job" => job = Some(value.to_owned()),
                 "rank" => rank = value.parse().ok(),
                 "process" => process = value.parse().ok(),
                 "event" => event = Some(value),
                 "answers" => answers = value == "1",
+                "counts" => counts = value == "1",
                 "ranks" => diagnosis.ranks = numbers(value),
                 "processes" => diagnosis.processes = numbers(value),
                 "why" => diagnosis.why = value.to_owned(),
+                "number" => number = value.parse().ok()?,
+                "last" => is_last = value == "1",
                 _ => {}
             }
         }
         let what = match event? {
-            "joined" => What::Joined { answers, lost: diagnosis.processes },
+            "joined" => What::Joined { answers, counts, lost: diagnosis.processes },
             "failed" => What::Failed(diagnosis),
             "panicked" => What::Panicked,
             "written" => What::Written,
+            "metrics" => What::Metrics(Counters {
+                number,
+                is_last,
+                samples: body.lines().filter_map(Sample::parse).collect(),
+            }),
             _ => return None,
         };
         Some(Report { job: job?, rank: rank?, process: process?, what })
@@ -143,6 +169,11 @@ impl Reports {
         self.socket.send_to_addr(REQUEST, rank).map(drop)
     }
 
+    /// Asks a rank for its counters.
+    pub fn request_metrics(&self, rank: &SocketAddr, number: u64) -> io::Result<()> {
+        self.socket.send_to_addr(format!("metrics={number}").as_bytes(), rank).map(drop)
+    }
+
     fn receive(&self, events: &Sender<LaunchEvent>) {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
@@ -192,8 +223,9 @@ mod tests {
         let report = Report { job: "ab".to_owned(), rank: 1, process: 12, what: What::Failed(diagnosis) };
         assert_eq!(Report::parse(text), Some(report));
         let joined =
-            Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1\nprocesses=13").unwrap();
-        assert_eq!(joined.what, What::Joined { answers: true, lost: vec![13] });
+            Report::parse("job=ab\nrank=1\nprocess=12\nevent=joined\nanswers=1\ncounts=0\nprocesses=13")
+                .unwrap();
+        assert_eq!(joined.what, What::Joined { answers: true, counts: false, lost: vec![13] });
         for broken in
             ["", "job=ab", "job=ab\nrank=x\nprocess=1\nevent=joined", "job=a\nrank=1\nprocess=1\nevent=?"]
         {

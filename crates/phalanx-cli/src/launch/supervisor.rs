@@ -220,6 +220,7 @@ impl<'a> Supervisor<'a> {
         }
         let status = rank.reap().expect("a child that has ended can be waited for");
         self.guard.forget(rank.group());
+        self.events.metrics().iter().for_each(|metrics| metrics.ended(rank.number()));
         if !matches!(self.phase, Phase::Running) {
             return;
         }
@@ -292,6 +293,13 @@ impl<'a> Supervisor<'a> {
             && matches!(self.phase, Phase::Running)
         {
             self.leave_out(lost);
+        }
+        if let Some(metrics) = self.events.metrics() {
+            match &report.what {
+                What::Joined { counts: true, .. } => metrics.joined(report.rank, from.clone()),
+                What::Metrics(counters) => return metrics.answered(report.rank, counters.clone()),
+                _ => {}
+            }
         }
         let index = report.rank.checked_sub(self.placement.first);
         if let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) {

@@ -4,6 +4,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(target_os = "linux")]
+mod metrics;
+#[cfg(target_os = "linux")]
 mod naming;
 #[cfg(target_os = "linux")]
 mod rank;
@@ -23,7 +25,8 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Arguments::from_args();
-    let trials = [naming::trials(), records::trials(), refusals::trials(), surviving::trials()];
+    let trials =
+        [metrics::trials(), naming::trials(), records::trials(), refusals::trials(), surviving::trials()];
     libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
 }
 

@@ -384,6 +384,10 @@ fn options_that_miss_something(job: &Job) -> Result<(), Failed> {
     for (options, expected) in [
         ("--nnodes 2".to_owned(), "--node-rank"),
         ("--nnodes 2 --node-rank 1".to_owned(), "--store"),
+        (
+            "--nnodes 2 --node-rank 1 --store 127.0.0.1:1".to_owned(),
+            "give --token-file, or set PHALANX_TOKEN",
+        ),
         (format!("--nnodes 2 --node-rank 2 --store 127.0.0.1:1 --token-file {token}"), "count from 0"),
         ("--nnodes 2 --node-rank 0 --store 127.0.0.1:1 --token-file /nowhere".to_owned(), "/nowhere"),
         (format!("--nnodes 2 --node-rank 0 --store 127.0.0.1:0 --token-file {}", open.display()), "mode 644"),

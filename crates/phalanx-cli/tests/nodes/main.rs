@@ -33,8 +33,19 @@ const SHARES: &[Share] = &[("torchrun/real/", 3)];
 
 /// A Slurm on hosts of its own is started for some of these; others load PyTorch, or wait for time limits.
 #[cfg(target_os = "linux")]
-const SLOW: &[&str] =
-    &["slurm/", "torchrun/real/", "launchers_that_differ_in_encryption", "a_rank_with_another_token"];
+const SLOW: &[&str] = &[
+    "slurm/",
+    "torchrun/real/",
+    "a_port_that_is_taken",
+    "a_rank_with_another_token",
+    "an_outage_of_the_network",
+    "hears_nothing_ends_the_job",
+    "launchers_that_differ_in_encryption",
+    "ranks_that_cannot_be_heard",
+    "ranks_that_hear_nothing",
+    "stopped_for_less_than_the_heartbeat",
+    "whoever_is_waited_for",
+];
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {

@@ -27,6 +27,7 @@ pub fn trials() -> Vec<Trial> {
     add("encrypted_launchers_and_ranks_meet", encrypted);
     add("launchers_that_differ_in_encryption_say_so", half_encrypted);
     add("a_name_that_comes_late_is_looked_up_again", late_name);
+    add("pods_of_the_kubernetes_example_meet", pods);
     add("a_store_is_reached_by_each_address_of_its_name", two_addresses);
     add("an_error_lists_each_address_that_was_tried", each_address_is_listed);
     add("host_memory_between_hosts_is_mpis_work", host_memory_is_mpis_work);
@@ -92,6 +93,46 @@ fn late_name(network: &Network) -> Result<(), Failed> {
         network.set_hosts(end, &format!("{} phalanx-head\n", network.address(0)))?;
     }
     both_succeed(nodes)
+}
+
+/// The command of `phalanx-cli/examples/kubernetes/job.yaml` in two pods: with the variables that Kubernetes sets, and with names that come when the
+/// pods run already.
+fn pods(network: &Network) -> Result<(), Failed> {
+    let manifest = include_str!("../../examples/kubernetes/job.yaml");
+    let command = manifest.lines().find_map(|line| line.trim().strip_prefix("command: "));
+    let command: Vec<String> = serde_json::from_str(command.ok_or("a command in one line")?)?;
+    for end in [0, 1] {
+        network.set_hosts(end, "127.0.0.1 localhost\n")?;
+    }
+    let start = |pod: usize| {
+        let words = command.iter().map(|word| match word.as_str() {
+            "$(NODE_RANK)" => pod.to_string(),
+            "3" => "2".to_owned(),
+            word => word.to_owned(),
+        });
+        let words: Vec<String> = words.take_while(|word| word != "/app/train").collect();
+        let (program, options) = words.split_first().ok_or("a program")?;
+        if program != "phalanx" {
+            return Err(Failed::from(format!("{program} is started")));
+        }
+        let mut launcher = super::common::phalanx("");
+        launcher.args(options).args(["sh", "-c", "echo here is $PHALANX_RANK of $PHALANX_WORLD_SIZE"]);
+        launcher.env("PHALANX_TOKEN", "0123456789abcdef0123456789abcdef").env("PHALANX_TIMEOUT", "30");
+        Ok(Node::start(network.inside(pod, &launcher)))
+    };
+    let pods = [start(0)?, start(1)?];
+    std::thread::sleep(Duration::from_millis(700));
+    for end in [0, 1] {
+        network.set_hosts(end, &format!("{} train-0.train\n", network.address(0)))?;
+    }
+    for (pod, ranks) in pods.into_iter().zip([[0, 1], [2, 3]]) {
+        let (code, said) = pod.end()?;
+        let all = ranks.iter().all(|rank| said.contains(&format!("[{rank}] here is {rank} of 4")));
+        if code != Some(0) || !all {
+            return Err(format!("{code:?}: {said}").into());
+        }
+    }
+    Ok(())
 }
 
 /// The store's own host knows it by another address first.

@@ -28,6 +28,22 @@ const SHARES: &[Share] = &[
     ("/", 1),
 ];
 
+/// What waits for seconds, and has a shorter trial of its kind beside it.
+const SLOW: &[&str] = &[
+    "/missing_rank_0",
+    "abort_at_once",
+    "a_late_rank_comes_back",
+    "deadline/started_recv",
+    "error_stream/exit/closed",
+    "error_stream/exit/full",
+    "life/late",
+    "one_does_not_return",
+    "stopped/for_a_while",
+    "stopped_as_a_whole",
+    "threads-life-late",
+    "threads/deadline/",
+];
+
 fn main() -> ExitCode {
     if let Some(code) = processes::serve(&faults::scenarios()) {
         return code;
@@ -40,7 +56,7 @@ fn main() -> ExitCode {
         .flat_map(|backend| backend.cases().into_iter().map(move |case| trial(backend, case)));
     let own_kernels = Backend::Nccl.cases().into_iter().filter(|case| case.ignored.is_none()).enumerate();
     let own_kernels = own_kernels.map(|(place, case)| with_own_kernels(place, case.name));
-    suite::run(&args, trials.chain(own_kernels).collect(), SHARES, &[])
+    suite::run(&args, trials.chain(own_kernels).collect(), SHARES, SLOW)
 }
 
 /// A case of NCCL's where phalanx's own kernels carry collectives out, in a process of its own.

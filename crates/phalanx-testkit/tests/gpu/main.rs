@@ -68,9 +68,12 @@ const SHARES: &[Share] = &[
 
 /// What waits for deadlines of several seconds.
 const SLOW: &[&str] = &[
+    "aborted_graph",
     "absent_at_alloc",
     "device_comm_absent",
     "held_inside",
+    "hosts/late",
+    "hosts/stopped_for_less",
     "init_hangs",
     "at_once_on_one_rank",
     "kept_error",
@@ -78,10 +81,17 @@ const SLOW: &[&str] = &[
     "launcher_names",
     "missing_at_init",
     "missing_signal",
+    "mpirun/open_mpi/cycles",
     "nobody_waits",
+    "own_kernels/long/",
+    "own_kernels/memory_of_many",
+    "own_kernels/soak",
+    "own_kernels/synced",
+    "processes/reductions",
     "registrations",
     "stopped_together",
     "threads/mismatch",
+    "two_communicators",
 ];
 
 fn main() -> ExitCode {

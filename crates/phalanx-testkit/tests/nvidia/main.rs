@@ -11,10 +11,14 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: the examples' kernels take the compilers long.
 const SHARES: &[Share] = &[("kernels/examples/", 3)];
 
+/// What takes the compilers seconds.
+const SLOW: &[&str] =
+    &["kernels/examples/", "kernels/nvshmem/error_with_its_line", "kernels/nvshmem/unresolved"];
+
 fn main() -> ExitCode {
     if let Some(code) = kernels::serve().or_else(|| processes::serve(nccl::SCENARIOS)) {
         return code;
     }
     let trials = kernels::trials().into_iter().chain(nccl::trials()).collect();
-    suite::run(&Arguments::from_args(), trials, SHARES, &[])
+    suite::run(&Arguments::from_args(), trials, SHARES, SLOW)
 }

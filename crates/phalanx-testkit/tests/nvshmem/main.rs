@@ -54,6 +54,19 @@ const SHARES: &[phalanx_testkit::suite::Share] = &[
     ("mpirun/", 1),
 ];
 
+/// What takes seconds on emulated GPUs.
+#[cfg(target_os = "linux")]
+const SLOW: &[&str] = &[
+    "backend/parts",
+    "backend/stopped_before_a_message",
+    "backend/symmetric_memory",
+    "collectives/movements",
+    "collectives/of_a_part",
+    "of_a_stuck_stream",
+    "one_sided/gets",
+    "one_sided/puts",
+];
+
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {
     use libtest_mimic::Arguments;
@@ -120,5 +133,5 @@ fn main() -> ExitCode {
     trials.extend(failures::trials(gpus));
     trials.extend(kernels::trials(gpus));
     trials.extend(mpirun::trials(gpus));
-    suite::run(&args, trials, SHARES, &[])
+    suite::run(&args, trials, SHARES, SLOW)
 }

@@ -43,6 +43,10 @@ const SHARES: &[Share] = &[
     ("processes/", 2),
 ];
 
+/// What waits for deadlines of several seconds.
+const SLOW: &[&str] =
+    &["absent_in_a_group", "nobody_waits", "processes/reductions", "stopped_together", "threads/mismatch"];
+
 fn main() -> ExitCode {
     let scenarios = [
         collectives::SCENARIOS,
@@ -81,5 +85,5 @@ fn main() -> ExitCode {
     trials.extend(versions::trials());
     trials.extend(refused::trials());
     trials.extend(real::trials());
-    suite::run(&args, trials, SHARES, &[])
+    suite::run(&args, trials, SHARES, SLOW)
 }

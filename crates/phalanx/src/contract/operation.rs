@@ -75,6 +75,10 @@ impl Operation {
         Operation::ALL[self as usize - 1].1
     }
 
+    /// One more than the largest code.
+    #[cfg(feature = "metrics")]
+    pub const CODES: usize = Operation::ALL.len() + 1;
+
     pub fn from_code(code: u8) -> Option<Operation> {
         Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
     }

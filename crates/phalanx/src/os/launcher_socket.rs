@@ -34,9 +34,11 @@ mod linux {
             self.0.send(message).map(drop)
         }
 
-        /// Waits for the launcher's next message; its content does not matter.
-        pub fn wait(&self) -> io::Result<()> {
-            self.0.recv(&mut [0; 16]).map(drop)
+        /// Waits for the launcher's next message. It is short.
+        pub fn recv(&self) -> io::Result<String> {
+            let mut message = [0; 32];
+            let len = self.0.recv(&mut message)?;
+            Ok(String::from_utf8_lossy(&message[..len]).into_owned())
         }
     }
 }
@@ -57,7 +59,7 @@ mod portable {
             match *self {}
         }
 
-        pub fn wait(&self) -> io::Result<()> {
+        pub fn recv(&self) -> io::Result<String> {
             match *self {}
         }
     }

@@ -61,6 +61,12 @@ impl Scale {
         Scale { first, nanos_per_tick }
     }
 
+    /// Length of a tick.
+    #[cfg(feature = "metrics")]
+    pub fn nanos_per_tick(&self) -> f64 {
+        self.nanos_per_tick
+    }
+
     /// Converts ticks to nanoseconds of the monotonic clock.
     pub fn nanos(&self, ticks: Ticks) -> u64 {
         let since = ticks as i128 - self.first.ticks as i128;

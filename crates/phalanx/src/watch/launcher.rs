@@ -9,16 +9,18 @@
 //! job=1f3c…            the value of PHALANX_JOB
 //! rank=0               the sender's PHALANX_RANK
 //! process=4711         its process
-//! event=failed         joined, failed, panicked, or written (flight records)
+//! event=failed         joined, failed, panicked, written (flight records), or metrics (counters)
 //! answers=1            joined: whether it writes flight records on request
+//! counts=1             joined: whether it tells its counters on request
 //! ranks=2              ranks at fault, by PHALANX_RANK, where that is known
 //! processes=4713       their processes, where that is known; joined: those that shrink has left out
 //! why=rank 2 has left  the error
+//! number=7             metrics: the number of the request, which is `metrics=7`
+//! last=1               metrics: whether no further message answers it; a line for each series comes after an empty line
 //! ```
 
-use super::dump;
 use super::recorder::Recorder;
-use super::signal;
+use super::{dump, metrics, signal};
 use crate::os::LauncherSocket;
 use crate::types::error::Error;
 use std::fmt::Display;
@@ -29,6 +31,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) const LAUNCHER: &str = "PHALANX_LAUNCHER";
 /// The longest reason, in characters.
 const MAX_REASON: usize = 2000;
+/// Most bytes of counters in a message.
+const MAX_PART: usize = 32 << 10;
 
 static LINK: OnceLock<Link> = OnceLock::new();
 
@@ -58,6 +62,32 @@ impl Link {
     }
 }
 
+impl Link {
+    /// Answers a request of the launcher: `write` for flight records, or `metrics=7`, where 7 is the request's number.
+    fn answer(&self, request: &str) {
+        let Some(number) = request.strip_prefix("metrics=") else {
+            signal::write_missing();
+            return self.send("written", "");
+        };
+        let mut lines = metrics::lines();
+        loop {
+            // As many lines as are sure to fit into a message.
+            let (mut part, mut size) = (0, 0);
+            while part < lines.len() && size + lines[part].len() < MAX_PART {
+                size += lines[part].len();
+                part += 1;
+            }
+            let rest = lines.split_off(part.max(1).min(lines.len()));
+            let is_last = u8::from(rest.is_empty());
+            self.send("metrics", format_args!("number={number}\nlast={is_last}\n\n{}", lines.join("\n")));
+            if rest.is_empty() {
+                return;
+            }
+            lines = rest;
+        }
+    }
+}
+
 struct List<'a, T>(&'a [T]);
 
 impl<T: Display> Display for List<'_, T> {
@@ -67,8 +97,8 @@ impl<T: Display> Display for List<'_, T> {
     }
 }
 
-/// Connects to the launcher's socket of this name, once in a process. With a folder for flight records, a thread writes them when
-/// the launcher asks for them.
+/// Connects to the launcher's socket of this name, once in a process. With a folder for flight records, or counters for monitoring, a
+/// thread answers the launcher's requests for them.
 pub(crate) fn connect(name: &str, job: &str, rank: usize) {
     if LINK.get().is_some() {
         return;
@@ -78,19 +108,19 @@ pub(crate) fn connect(name: &str, job: &str, rank: usize) {
         // A container with a network namespace of its own does not have the launcher's sockets.
         Err(error) => return crate::os::log::debug!(rank, "the launcher cannot be told anything: {error}"),
     };
-    let requests = dump::folder().is_some().then(|| socket.clone());
+    let records = dump::folder().is_some();
+    let requests = (records || metrics::are_asked_for()).then(|| socket.clone());
     let (job, world, answers) = (job.to_owned(), OnceLock::new(), AtomicBool::new(false));
     let Ok(()) = LINK.set(Link { socket, job, rank, world, answers }) else { return };
     if let Some(requests) = requests {
         let serve = move || {
-            while requests.wait().is_ok() {
-                signal::write_missing();
-                LINK.get().iter().for_each(|link| link.send("written", ""));
+            while let Ok(request) = requests.recv() {
+                LINK.get().iter().for_each(|link| link.answer(&request));
             }
         };
         match std::thread::Builder::new().name("phalanx-launcher".into()).spawn(serve) {
-            Ok(_) => LINK.get().iter().for_each(|link| link.answers.store(true, Ordering::Relaxed)),
-            Err(error) => crate::os::log::warn!(rank, "the launcher cannot ask for flight records: {error}"),
+            Ok(_) => LINK.get().iter().for_each(|link| link.answers.store(records, Ordering::Relaxed)),
+            Err(error) => crate::os::log::warn!(rank, "the launcher cannot ask for anything: {error}"),
         }
     }
 }
@@ -107,7 +137,8 @@ pub(crate) fn joined(world: Option<&str>) {
 pub(crate) fn went_on_without(processes: &[u32]) {
     let Some(link) = LINK.get() else { return };
     let answers = u8::from(link.answers.load(Ordering::Relaxed));
-    link.send("joined", format_args!("answers={answers}\nprocesses={}", List(processes)));
+    let counts = u8::from(metrics::are_asked_for());
+    link.send("joined", format_args!("answers={answers}\ncounts={counts}\nprocesses={}", List(processes)));
 }
 
 /// Tells why this process could not become a rank. The error has the launcher's numbers.

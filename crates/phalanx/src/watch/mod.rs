@@ -7,6 +7,7 @@
 //! | `dump.rs` | a flight record as a JSON file |
 //! | `deadline.rs` | deadlines of single operations |
 //! | `reminder.rs` | when to say that a wait goes on |
+//! | `metrics.rs` | counters for monitoring |
 //! | `signal.rs` | flight records on a signal |
 //! | `launcher.rs` | what a rank tells `phalanx launch`, and flight records that the launcher asks for |
 //!
@@ -18,6 +19,11 @@ mod clock;
 pub(crate) mod deadline;
 pub(crate) mod dump;
 pub(crate) mod launcher;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+#[cfg(not(feature = "metrics"))]
+#[path = "no_metrics.rs"]
+mod metrics;
 mod recorder;
 mod reminder;
 mod signal;

@@ -9,6 +9,7 @@
 //!   lock, and is skipped.
 
 use super::clock::{Clock, Moment, Scale, Ticks};
+use super::metrics::{self, Counters};
 use super::{dump, launcher};
 use crate::contract::{Backend, BackendKind, Call, Direction, Operation, Transfer};
 use crate::os::RunInstant;
@@ -154,6 +155,8 @@ pub(crate) struct Recorder {
     collectives: AtomicU64,
     /// Messages to and from each peer.
     messages: Box<[[AtomicU64; 2]]>,
+    /// Counters for monitoring, if they are wanted.
+    pub(super) counters: Option<Counters>,
     clock: Clock,
     born: Moment,
     /// Whether the failure has been reported, or is being reported by the thread that holds `writing`.
@@ -176,6 +179,7 @@ impl Recorder {
             made: AtomicU64::new(0),
             collectives: AtomicU64::new(0),
             messages: (0..world_size).map(|_| Default::default()).collect(),
+            counters: Counters::new(),
             clock,
             born: clock.moment(),
             reported: AtomicBool::new(false),
@@ -240,6 +244,9 @@ impl Recorder {
             crate::contract::Blocks::Equal(count) => count,
             crate::contract::Blocks::Each(counts) => counts.iter().sum(),
         };
+        if let Some(counters) = &self.counters {
+            counters.called(call.operation, (count * call.dtype.size()) as u64);
+        }
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
         self.write(head, sequence, call.dtype.mark(count as u64), 0, at)
@@ -260,6 +267,9 @@ impl Recorder {
         let slot = self.slot(number);
         slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
         set_state(slot, State::Started);
+        if let Some(counters) = &self.counters {
+            counters.called_again(slot.head.load(Ordering::Relaxed) as u8);
+        }
         true
     }
 
@@ -287,6 +297,9 @@ impl Recorder {
             Direction::Send(_) => (Operation::Send, 0),
             Direction::Recv(_) => (Operation::Recv, 1),
         };
+        if let Some(counters) = &self.counters {
+            counters.called(operation, (transfer.count * transfer.dtype.size()) as u64);
+        }
         let sequence = next(&self.messages[transfer.peer][direction], 1);
         let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
         self.write(head, sequence, transfer.dtype.mark(transfer.count as u64), transfer.tag, at)
@@ -348,6 +361,13 @@ impl Recorder {
                 slot.set_begun(now);
             }
             slot.ended.store(now, Ordering::Relaxed);
+            if let Some(counters) = &self.counters {
+                let [enqueued, started] =
+                    [&slot.enqueued, &slot.started].map(|time| time.load(Ordering::Relaxed));
+                let code = slot.head.load(Ordering::Relaxed) as u8;
+                let waited = started.saturating_sub(enqueued);
+                counters.ended(code, now.saturating_sub(enqueued), waited, result.is_err());
+            }
             set_state(slot, if result.is_ok() { State::Completed } else { State::Failed });
         }
         if let Err(error) = &result {
@@ -400,6 +420,11 @@ impl Recorder {
         }
     }
 
+    /// What converts ticks to times.
+    pub(super) fn scale(&self) -> Scale {
+        Scale::between(self.born, self.clock.moment())
+    }
+
     /// Number of records so far.
     pub(crate) fn made(&self) -> u64 {
         self.made.load(Ordering::Relaxed)
@@ -447,9 +472,15 @@ impl Recorder {
     }
 }
 
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        metrics::keep(self);
+    }
+}
+
 /// Adds to a counter that has one writer.
 #[inline(always)]
-fn next(counter: &AtomicU64, by: u64) -> u64 {
+pub(super) fn next(counter: &AtomicU64, by: u64) -> u64 {
     let value = counter.load(Ordering::Relaxed) + by;
     counter.store(value, Ordering::Relaxed);
     value

@@ -39,7 +39,7 @@ pub(super) fn write_missing() {
     recorders().iter().for_each(|recorder| recorder.write_missing());
 }
 
-fn recorders() -> Vec<Arc<Recorder>> {
+pub(super) fn recorders() -> Vec<Arc<Recorder>> {
     lock(&RECORDERS).iter().filter_map(Weak::upgrade).collect()
 }
 
