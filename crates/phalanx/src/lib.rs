@@ -54,6 +54,7 @@
 //! | `PHALANX_CORES` | cores that the ranks of a host share; default: those they may run on. With fewer cores than ranks, a waiting rank yields its core at once: for hosts that other programs use as well. The value of the host's rank 0 counts |
 //! | `PHALANX_TRACE_DIR` | folder into which every rank writes its last operations when a communicator fails or its rank panics, for `phalanx trace` |
 //! | `PHALANX_TRACE_SIGNAL` | `USR1` or `USR2`: signal on which ranks write their last operations, too; default: none |
+//! | `PHALANX_METRICS` | set by `phalanx launch --metrics`: the ranks count their operations (`phalanx::metrics`) |
 //! | `PHALANX_RANK`, `PHALANX_WORLD_SIZE`, `PHALANX_JOB` | set by `phalanx launch`: this process's rank, the number of ranks, the job's name |
 //! | `PHALANX_LOCAL_RANK`, `PHALANX_LOCAL_WORLD_SIZE` | set by `phalanx launch`: the rank on this host, and the number of ranks there |
 //! | `PHALANX_NODE_RANK`, `PHALANX_NNODES` | set by `phalanx launch`: the number of this host, and of all hosts |
