@@ -138,9 +138,12 @@ impl UcxComm {
 
     /// Takes a message that is over; the error if both ends differ.
     fn settle(&self, id: OperationId) -> Result<()> {
-        let (outcome, header) = self.take(id.0);
-        let message = lock(&self.messages).posted.remove(&id.0).expect("a message is waited for once");
-        let Message { transfer, number } = message;
+        // Together: other threads look at all posted messages.
+        let (Message { transfer, number }, (outcome, header)) = {
+            let mut messages = lock(&self.messages);
+            let message = messages.posted.remove(&id.0).expect("a message is waited for once");
+            (message, self.take(id.0))
+        };
         let Direction::Recv(_) = transfer.direction else { return Ok(()) };
         let marked = transfer.dtype.mark((transfer.count * transfer.dtype.size()) as u64);
         if outcome == Outcome::Complete && (header.dtype, header.marked) == (transfer.dtype.code(), marked) {
