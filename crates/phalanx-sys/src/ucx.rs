@@ -352,9 +352,8 @@ impl Ucx {
         // SAFETY: the fields' types are those of the C header, and all functions are there.
         let functions = unsafe { Functions::from_addresses(addresses) };
         // SAFETY: functions of libucs, which libucp needs, of these types.
-        let (status_string, set_option) = unsafe {
-            (library.symbol(c"ucs_status_string"), library.symbol(c"ucs_global_opts_set_value"))
-        };
+        let (status_string, set_option) =
+            unsafe { (library.symbol(c"ucs_status_string"), library.symbol(c"ucs_global_opts_set_value")) };
         Ok(Ucx { library, functions, version, status_string, set_option })
     }
 

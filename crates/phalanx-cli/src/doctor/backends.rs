@@ -38,7 +38,9 @@ pub fn backends(survey: &Survey) -> Section {
         line(
             "ucx",
             &match ucx() {
-                Ok(Usable { version, details }) => format!("{version}; {details}. Host memory of several hosts"),
+                Ok(Usable { version, details }) => {
+                    format!("{version}; {details}. Host memory of several hosts")
+                }
                 Err(error) => format!("none: {error}"),
             },
         ),
@@ -60,9 +62,11 @@ pub fn findings(survey: &Survey, needs_mpi: bool) -> Vec<Finding> {
     }];
     findings.push(match ucx() {
         Ok(ucx) => Finding::new(Status::Ok, UCX, ucx.version),
-        Err(_) => {
-            Finding::new(Status::Missing, UCX, "matters only to ranks without GPUs on several hosts, without an MPI")
-        }
+        Err(_) => Finding::new(
+            Status::Missing,
+            UCX,
+            "matters only to ranks without GPUs on several hosts, without an MPI",
+        ),
     });
     findings.push(gpus(NVIDIA, &survey.gpus, cuda));
     if cuda > 0 {

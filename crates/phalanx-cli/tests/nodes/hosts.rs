@@ -76,7 +76,13 @@ impl Hosts {
     }
 
     /// A launcher on each host, with two ranks of this test program in a role.
-    fn launch(&self, job: &Job, part: &str, options: &str, settings: &[(&str, &str)]) -> Result<[Node; 3], Failed> {
+    fn launch(
+        &self,
+        job: &Job,
+        part: &str,
+        options: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<[Node; 3], Failed> {
         let program = std::env::current_exe()?;
         let program = program.to_str().ok_or("a path that is text")?;
         Ok([0, 1, 2].map(|host| {
@@ -84,7 +90,11 @@ impl Hosts {
             let mut command = self.command("run", &[&host.to_string()]);
             command.arg(launcher.get_program()).args(launcher.get_args());
             let variables = launcher.get_envs().filter_map(|(name, value)| Some((name, value?)));
-            command.envs(variables).env(PART, part).env("PHALANX_HEARTBEAT_TIMEOUT", "3").env("PHALANX_BACKEND", "auto");
+            command
+                .envs(variables)
+                .env(PART, part)
+                .env("PHALANX_HEARTBEAT_TIMEOUT", "3")
+                .env("PHALANX_BACKEND", "auto");
             command.envs(settings.iter().copied());
             Node::start(command)
         }))
@@ -205,7 +215,8 @@ fn outage(hosts: &Hosts) -> Result<(), Failed> {
 
 fn without_library(hosts: &Hosts) -> Result<(), Failed> {
     let nodes = hosts.launch(&job(29406), "init", "", &[("PHALANX_UCX_LIB", "/nowhere/libucp.so.0")])?;
-    let ways = ["apt install libucx0", "pip install libucx-cu12", "conda install", "HPC-X", "PHALANX_UCX_LIB="];
+    let ways =
+        ["apt install libucx0", "pip install libucx-cu12", "conda install", "HPC-X", "PHALANX_UCX_LIB="];
     all_say(nodes, &[&ways[..], &["6 ranks on 3 host(s)"]].concat())
 }
 

@@ -35,8 +35,13 @@ const SHARES: &[Share] = &[("torchrun/real/", 3)];
 
 /// A Slurm on hosts of its own is started for some of these; others load PyTorch, or wait for time limits.
 #[cfg(target_os = "linux")]
-const SLOW: &[&str] =
-    &["hosts/", "slurm/", "torchrun/real/", "launchers_that_differ_in_encryption", "a_rank_with_another_token"];
+const SLOW: &[&str] = &[
+    "hosts/",
+    "slurm/",
+    "torchrun/real/",
+    "launchers_that_differ_in_encryption",
+    "a_rank_with_another_token",
+];
 
 #[cfg(target_os = "linux")]
 fn main() -> ExitCode {

@@ -97,7 +97,8 @@ fn run_loop(limit: Option<Duration>, shrinks: bool) {
     let error = loop {
         let mut is_over = [u32::from(limit.is_some_and(|limit| started.elapsed() > limit))];
         let both = comm.all_reduce_in_place(&mut data, phalanx::ReduceOp::Max);
-        if let Err(error) = both.and_then(|()| comm.all_reduce_in_place(&mut is_over, phalanx::ReduceOp::Max)) {
+        if let Err(error) = both.and_then(|()| comm.all_reduce_in_place(&mut is_over, phalanx::ReduceOp::Max))
+        {
             break error;
         }
         if std::mem::take(&mut first) {

@@ -4,8 +4,8 @@
 use crate::mpi::MATRIX;
 use crate::world::all_equal;
 use crate::{
-    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain, portable,
-    prepared, requests, scans, topologies, values, vectors,
+    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
+    portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::processes::Launch;

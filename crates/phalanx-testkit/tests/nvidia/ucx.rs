@@ -71,9 +71,13 @@ fn compare(include: &std::path::Path) -> Result<(), String> {
     let items = items();
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let [source, program] = ["items.c", "items"].map(|name| folder.path().join(name));
-    let prints: String =
-        items.iter().map(|(expression, _)| format!("printf(\"%lld\\n\", (long long)({expression}));\n")).collect();
-    let text = format!("#include <stdio.h>\n#include <stddef.h>\n#include <ucp/api/ucp.h>\nint main(void) {{\n{prints}return 0; }}\n");
+    let prints: String = items
+        .iter()
+        .map(|(expression, _)| format!("printf(\"%lld\\n\", (long long)({expression}));\n"))
+        .collect();
+    let text = format!(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <ucp/api/ucp.h>\nint main(void) {{\n{prints}return 0; }}\n"
+    );
     std::fs::write(&source, text).map_err(|error| error.to_string())?;
     let compiled = Command::new("cc").arg("-I").arg(include).arg(&source).arg("-o").arg(&program).output();
     let compiled = compiled.map_err(|error| format!("cc: {error}"))?;
@@ -87,8 +91,9 @@ fn compare(include: &std::path::Path) -> Result<(), String> {
         return Err(format!("{} of {} values: {printed}", found.len(), items.len()));
     }
     let differs = items.iter().zip(&found).filter(|((_, ours), theirs)| ours != *theirs);
-    let lines: Vec<String> =
-        differs.map(|((expression, ours), theirs)| format!("{expression} is {theirs}, and {ours} here")).collect();
+    let lines: Vec<String> = differs
+        .map(|((expression, ours), theirs)| format!("{expression} is {theirs}, and {ours} here"))
+        .collect();
     if lines.is_empty() { Ok(()) } else { Err(lines.join("\n")) }
 }
 

@@ -91,7 +91,10 @@ pub(crate) unsafe fn split_by_color(
 
 /// The members alone make it, by messages with the first of them: it tells the channel, hears who has opened it, and tells whether all
 /// have. The number is random.
-pub(crate) fn split_among(parent: &dyn HostChannel, members: &[usize]) -> Result<(Box<dyn HostChannel>, u64)> {
+pub(crate) fn split_among(
+    parent: &dyn HostChannel,
+    members: &[usize],
+) -> Result<(Box<dyn HostChannel>, u64)> {
     let endpoint = parent.endpoint();
     endpoint.check()?;
     let mut part = Part::new("split_members", endpoint, members.to_vec());
@@ -140,7 +143,10 @@ fn hear_from(parent: &dyn HostChannel, rank: usize) -> Result<[u64; 2]> {
 ///
 /// # Safety
 /// As for [`Backend::split`](crate::contract::Backend::split).
-pub(crate) unsafe fn split_in_grid(parent: &dyn HostChannel, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn HostChannel>>> {
+pub(crate) unsafe fn split_in_grid(
+    parent: &dyn HostChannel,
+    grid: &RankGrid<'_>,
+) -> Result<Vec<Box<dyn HostChannel>>> {
     let endpoint = parent.endpoint();
     let (rank, ranks, groups) = (endpoint.rank, endpoint.ranks, grid.groups.len());
     let call = grid.call();
@@ -159,8 +165,7 @@ pub(crate) unsafe fn split_in_grid(parent: &dyn HostChannel, grid: &RankGrid<'_>
     // SAFETY: as above.
     unsafe { parent.all_gather_words_in(call, &[u64::from(opened.is_ok())], &mut all_opened) }?;
     let opened = opened?;
-    if let (Some(part), Some(other)) = (parts.first(), all_opened.iter().position(|opened| *opened == 0))
-    {
+    if let (Some(part), Some(other)) = (parts.first(), all_opened.iter().position(|opened| *opened == 0)) {
         return Err(part.failed(other, "open"));
     }
     Ok(parts.into_iter().zip(opened).map(|(part, channel)| part.attach(channel, parent)).collect())

@@ -28,7 +28,8 @@ mod tests;
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer, Wanted,
+    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer,
+    Wanted,
 };
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;

@@ -40,7 +40,6 @@ pub(super) fn piece(size: usize) -> usize {
     (PIECE / size).max(1)
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -120,11 +120,8 @@ impl UcxComm {
         (data, len): (*const u8, usize),
     ) -> Result<()> {
         let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
-        let header = Header {
-            history: state.history,
-            factor: state.factor,
-            ..self.header(matching, DType::U8, len)
-        };
+        let header =
+            Header { history: state.history, factor: state.factor, ..self.header(matching, DType::U8, len) };
         // SAFETY: the caller's contract.
         let operation = unsafe { self.send(peer, header, data) }?;
         state.steps[number as usize % 2].awaited.push(Awaited { operation, peer });
@@ -199,7 +196,12 @@ impl UcxComm {
             state.begin_step(number);
             // SAFETY: no bytes.
             unsafe {
-                self.receive_part(state, number, (rank + ranks - distance) % ranks, (std::ptr::null_mut(), 0));
+                self.receive_part(
+                    state,
+                    number,
+                    (rank + ranks - distance) % ranks,
+                    (std::ptr::null_mut(), 0),
+                );
                 self.send_part(state, number, (rank + distance) % ranks, (std::ptr::null(), 0))?;
             }
             self.finish_step(state, number)?;
@@ -214,7 +216,10 @@ impl UcxComm {
     unsafe fn copy_own(&self, call: &Call<'_>, flow: &Flow<'_>, send: *const u8) {
         let rank = self.endpoint.rank;
         let takes_part = |who: Who| who.includes(rank);
-        if !takes_part(flow.writers) || !takes_part(flow.readers) || flow.is_in_place(call.send, call.recv, rank) {
+        if !takes_part(flow.writers)
+            || !takes_part(flow.readers)
+            || flow.is_in_place(call.send, call.recv, rank)
+        {
             return;
         }
         let (source, target) = (flow.source(rank, rank), flow.target(rank, rank));

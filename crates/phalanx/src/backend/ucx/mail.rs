@@ -73,6 +73,17 @@ pub(super) enum Body {
     Bytes(Vec<u8>),
     /// UCX's descriptor of data that its sender still has.
     Rendezvous(*mut c_void),
+    /// The number of memory aside into which the data is being fetched.
+    Aside(usize),
+}
+
+/// A message whose sender still has the data, since no receive is for it.
+pub(super) struct Unfetched {
+    pub channel: SegmentId,
+    pub source: usize,
+    pub order: u64,
+    pub descriptor: *mut c_void,
+    pub len: usize,
 }
 
 struct Arrival {
@@ -96,6 +107,8 @@ pub(super) enum Delivery {
     Complete,
     /// The data is to be fetched into its place.
     Fetch(*mut c_void),
+    /// The data is in memory aside, or on the way there.
+    FromAside(usize),
     /// The message has another length. Its data was dropped.
     WrongLength,
 }
@@ -125,6 +138,8 @@ pub(super) struct Mail {
     pub deliveries: Vec<(usize, Header, Delivery)>,
     /// Descriptors of data that nobody receives.
     pub unwanted: Vec<*mut c_void>,
+    /// Memory aside that nobody needs any more.
+    pub dropped: Vec<usize>,
     pub strangers: u64,
 }
 
@@ -137,6 +152,7 @@ impl Mail {
             closed: HashSet::new(),
             deliveries: Vec::new(),
             unwanted: Vec::new(),
+            dropped: Vec::new(),
             strangers: 0,
         }
     }
@@ -154,12 +170,16 @@ impl Mail {
     /// Drops what has come for a channel, and what still comes. Its receives are cancelled.
     pub fn close(&mut self, id: SegmentId) {
         let channel = self.channels.remove(&id);
-        let arrivals = channel.into_iter().flat_map(|channel| channel.sources).flat_map(|source| source.arrivals);
+        let arrivals =
+            channel.into_iter().flat_map(|channel| channel.sources).flat_map(|source| source.arrivals);
         let dropped = arrivals.chain(self.early.remove(&id).unwrap_or_default());
-        self.unwanted.extend(dropped.filter_map(|arrival| match arrival.body {
-            Body::Rendezvous(descriptor) => Some(descriptor),
-            Body::Bytes(_) => None,
-        }));
+        for arrival in dropped {
+            match arrival.body {
+                Body::Rendezvous(descriptor) => self.unwanted.push(descriptor),
+                Body::Aside(number) => self.dropped.push(number),
+                Body::Bytes(_) => {}
+            }
+        }
         self.closed.insert(id);
     }
 
@@ -196,7 +216,9 @@ impl Mail {
         let source = &mut channel.sources[header.source as usize];
         let place = match header.is_of_user() {
             // Behind those that were sent before.
-            true => source.arrivals.partition_point(|other| !other.header.is_of_user() || other.header.order < header.order),
+            true => source
+                .arrivals
+                .partition_point(|other| !other.header.is_of_user() || other.header.order < header.order),
             false => source.arrivals.len(),
         };
         source.arrivals.insert(place, arrival);
@@ -259,12 +281,47 @@ impl Mail {
             let delivery = match body {
                 Body::Bytes(bytes) => deliver(&posted, &bytes),
                 Body::Rendezvous(descriptor) if header.bytes() == posted.len => Delivery::Fetch(descriptor),
+                Body::Aside(number) if header.bytes() == posted.len => Delivery::FromAside(number),
+                Body::Aside(number) => {
+                    self.dropped.push(number);
+                    Delivery::WrongLength
+                }
                 Body::Rendezvous(descriptor) => {
                     self.unwanted.push(descriptor);
                     Delivery::WrongLength
                 }
             };
             self.deliveries.push((posted.operation, header, delivery));
+        }
+    }
+
+    /// The messages of the user whose senders wait for a receive.
+    pub fn unfetched(&self) -> Vec<Unfetched> {
+        let mut found = Vec::new();
+        for (channel, open) in &self.channels {
+            for (source, of) in open.sources.iter().enumerate() {
+                for Arrival { header, body } in
+                    of.arrivals.iter().filter(|arrival| arrival.header.is_of_user())
+                {
+                    if let Body::Rendezvous(descriptor) = *body {
+                        let (order, len) = (header.order, header.bytes());
+                        found.push(Unfetched { channel: *channel, source, order, descriptor, len });
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The data of a message goes to memory aside.
+    pub fn fetch_aside(&mut self, message: &Unfetched, number: usize) {
+        let source =
+            self.channels.get_mut(&message.channel).map(|channel| &mut channel.sources[message.source]);
+        let of_user = source.into_iter().flat_map(|source| &mut source.arrivals);
+        let is_it =
+            |arrival: &&mut Arrival| arrival.header.is_of_user() && arrival.header.order == message.order;
+        if let Some(arrival) = of_user.into_iter().find(is_it) {
+            arrival.body = Body::Aside(number);
         }
     }
 
@@ -276,7 +333,9 @@ impl Mail {
             let of = &open.sources[source];
             let is_wanted = |arrival: &&Arrival| {
                 let header = &arrival.header;
-                header.is_of_user() && header.order <= of.in_order && wanted.includes(source, header.tag as u32)
+                header.is_of_user()
+                    && header.order <= of.in_order
+                    && wanted.includes(source, header.tag as u32)
             };
             if let Some(Arrival { header, .. }) = of.arrivals.iter().find(is_wanted) {
                 let found = Envelope { source, tag: header.tag as u32, bytes: header.bytes() };
@@ -391,6 +450,20 @@ mod tests {
         assert!(!mail.takes(&Header { source: 2, ..message(Kind::User, 0, 2, 1) }));
         mail.close(CHANNEL);
         assert!(!mail.takes(&message(Kind::User, 0, 2, 1)));
+    }
+
+    #[test]
+    fn a_message_whose_sender_waits_is_fetched_aside_until_its_receive_is_posted() {
+        let mut mail = open();
+        let descriptor = 64 as *mut c_void;
+        mail.put(message(Kind::User, 3, 1, 2), Body::Rendezvous(descriptor));
+        let [unfetched] = &mail.unfetched()[..] else { panic!("one message") };
+        assert_eq!((unfetched.descriptor, unfetched.len), (descriptor, 2));
+        mail.fetch_aside(unfetched, 5);
+        assert!(mail.unfetched().is_empty());
+        let mut target = [0u8; 2];
+        mail.post(CHANNEL, 1, receive(0, 3, &mut target));
+        assert!(matches!(mail.deliveries[..], [(0, _, Delivery::FromAside(5))]));
     }
 
     #[test]

@@ -200,6 +200,7 @@ impl UcxComm {
         if self.test_message(id)? {
             return Ok(true);
         }
+        self.link.world.worker().fetch_aside();
         let message = self.message(id);
         let pending = || message.pending();
         let reason = self.endpoint.reason_to_give_up(message.transfer.peer, &pending, since);
@@ -224,7 +225,9 @@ impl UcxComm {
         worker.progress();
         let mut posted = messages.posted.iter();
         let is_under_way = |worker: &mut Worker, operation| worker.outcome(operation).is_none();
-        posted.find(|(operation, _)| is_under_way(&mut worker, **operation)).map(|(_, message)| message.pending())
+        posted
+            .find(|(operation, _)| is_under_way(&mut worker, **operation))
+            .map(|(_, message)| message.pending())
     }
 
     /// Waits until all messages are over. Their ids stay valid.
@@ -247,7 +250,9 @@ impl UcxComm {
     /// Gives up all messages of a communicator that has failed.
     pub(super) fn give_back_all(&self) {
         let posted = lock(&self.messages).posted.clone();
-        let awaited = posted.iter().map(|(operation, message)| Awaited { operation: *operation, peer: message.transfer.peer });
+        let awaited = posted
+            .iter()
+            .map(|(operation, message)| Awaited { operation: *operation, peer: message.transfer.peer });
         // Their requests are still asked for: they stay in the table, and are given up there.
         let mut moving: Vec<Awaited> = awaited.collect();
         let mut worker = self.link.world.worker();

@@ -94,7 +94,9 @@ impl UcxComm {
     #[cold]
     fn closing(&self, error: Error) -> Error {
         let error = match error {
-            Error::System(_) | Error::Library(_) if !self.endpoint.has_failed() => self.endpoint.fail_refused(&error),
+            Error::System(_) | Error::Library(_) if !self.endpoint.has_failed() => {
+                self.endpoint.fail_refused(&error)
+            }
             error => error,
         };
         if error.is_fatal() && !self.endpoint.is_copy() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Polls of a wait before it yields, if every rank of this host has a core.
-pub(super) const POLLS: u32 = 2000;
+pub(super) const POLLS: u32 = 200;
 /// The same, if ranks share cores.
 pub(super) const POLLS_CROWDED: u32 = 4;
 

@@ -51,6 +51,7 @@ impl UcxComm {
             if advance(&mut worker) {
                 return Ok(true);
             }
+            worker.fetch_aside();
             let broken = awaited[done.get()..].iter().find(|next| self.is_broken(&worker, next.peer));
             let text = broken.map(|broken| worker.last_failure(self.endpoint.members()[broken.peer]));
             drop(worker);
@@ -74,9 +75,13 @@ impl UcxComm {
 
     #[cold]
     fn fail_broken(&self, peer: usize, pending: PendingOperation, since: RunInstant, text: &str) -> Error {
-        crate::os::log::error!(rank = self.endpoint.rank, "UCX has lost the connection to rank {peer}: {text}");
+        crate::os::log::error!(
+            rank = self.endpoint.rank,
+            "UCX has lost the connection to rank {peer}: {text}"
+        );
         let (sequence, record) = pending;
-        let context = FailureContext { reporter: self.endpoint.rank, sequence, record, waited: since.elapsed() };
+        let context =
+            FailureContext { reporter: self.endpoint.rank, sequence, record, waited: since.elapsed() };
         self.endpoint.fail(&ChannelFailure::Peer { rank: peer, event: PeerEvent::Unreachable, context })
     }
 

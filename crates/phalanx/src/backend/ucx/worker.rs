@@ -54,7 +54,17 @@ enum State {
     Waiting,
     /// UCX uses the buffer.
     Moving(*mut c_void),
+    /// The data comes to memory aside, by its number.
+    Aside(usize),
     Over(Outcome),
+}
+
+/// Memory for a message that no receive is for, so that its sender can go on.
+struct Aside {
+    bytes: Vec<u8>,
+    state: State,
+    /// Nobody needs it: it is freed when UCX has let go of it.
+    is_dropped: bool,
 }
 
 /// How an operation ended.
@@ -90,6 +100,7 @@ pub(super) struct Worker {
     peers: Vec<Peer>,
     operations: Vec<Operation>,
     free: Vec<usize>,
+    asides: Vec<Option<Aside>>,
     /// Requests of endpoints that are being closed.
     closing: Vec<*mut c_void>,
     rank: usize,
@@ -126,6 +137,7 @@ impl Worker {
             peers: Vec::new(),
             operations: Vec::new(),
             free: Vec::new(),
+            asides: Vec::new(),
             closing: Vec::new(),
             rank,
             warned: false,
@@ -192,13 +204,15 @@ impl Worker {
         // SAFETY: no reference to the mail lives.
         while unsafe { (self.ucx.ucp_worker_progress)(self.worker) } != 0 {}
         let mail = self.mail.get_mut();
-        if !mail.deliveries.is_empty() || !mail.unwanted.is_empty() {
+        if !mail.deliveries.is_empty() || !mail.unwanted.is_empty() || !mail.dropped.is_empty() {
             self.deliver();
         }
         let mail = self.mail.get_mut();
         if mail.strangers > 0 && !self.warned {
             self.warned = true;
-            crate::os::log::warn!("a message that is not of this job's ranks has come to UCX's port: it does not count");
+            crate::os::log::warn!(
+                "a message that is not of this job's ranks has come to UCX's port: it does not count"
+            );
         }
     }
 
@@ -209,19 +223,59 @@ impl Worker {
             self.operations[operation].state = match delivery {
                 Delivery::Complete => State::Over(Outcome::Complete),
                 Delivery::WrongLength => State::Over(Outcome::WrongLength),
-                Delivery::Fetch(descriptor) => self.fetch(operation, descriptor),
+                Delivery::Fetch(descriptor) => {
+                    let Operation { target, len, .. } = self.operations[operation];
+                    // SAFETY: room for the data until the request is over, says whoever posted the receive.
+                    unsafe { self.fetch(descriptor, target, len) }
+                }
+                Delivery::FromAside(number) => State::Aside(number),
             };
         }
         for descriptor in std::mem::take(&mut self.mail.get_mut().unwanted) {
             // SAFETY: a descriptor that was kept and is not received.
             unsafe { (self.ucx.ucp_am_data_release)(self.worker, descriptor) };
         }
+        for number in std::mem::take(&mut self.mail.get_mut().dropped) {
+            self.drop_aside(number);
+        }
     }
 
-    fn fetch(&self, operation: usize, descriptor: *mut c_void) -> State {
-        let Operation { target, len, .. } = self.operations[operation];
+    /// Fetches what the user's senders wait to send and no receive is for, so that they can go on.
+    pub fn fetch_aside(&mut self) {
+        for message in self.mail.get_mut().unfetched() {
+            let mut bytes = vec![0u8; message.len];
+            // SAFETY: the memory is kept until the request is over.
+            let state = unsafe { self.fetch(message.descriptor, bytes.as_mut_ptr(), message.len) };
+            let aside = Some(Aside { bytes, state, is_dropped: false });
+            let number = self.asides.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.asides.push(None);
+                self.asides.len() - 1
+            });
+            self.asides[number] = aside;
+            self.mail.get_mut().fetch_aside(&message, number);
+        }
+        for number in 0..self.asides.len() {
+            if self.asides[number].as_ref().is_some_and(|aside| aside.is_dropped) {
+                self.drop_aside(number);
+            }
+        }
+    }
+
+    /// Frees memory aside, at the latest when UCX has let go of it.
+    fn drop_aside(&mut self, number: usize) {
+        let ucx = self.ucx;
+        let Some(aside) = &mut self.asides[number] else { return };
+        aside.is_dropped = true;
+        if settled(ucx, &mut aside.state).is_some() {
+            self.asides[number] = None;
+        }
+    }
+
+    /// # Safety
+    /// `target` has room for `len` bytes until the request is over.
+    unsafe fn fetch(&self, descriptor: *mut c_void, target: *mut u8, len: usize) -> State {
         let params = ucp_request_param_t::on_host(0);
-        // SAFETY: a descriptor that was kept, and room for its data until the request is over.
+        // SAFETY: a descriptor that was kept; the caller's contract.
         let answer = unsafe {
             (self.ucx.ucp_am_recv_data_nbx)(self.worker, descriptor, target.cast(), len, &raw const params)
         };
@@ -264,13 +318,21 @@ impl Worker {
     fn close(&mut self, endpoint: ucp_ep_h, flags: u32) {
         let params = ucp_request_param_t::on_host(flags);
         // SAFETY: an endpoint that nobody uses any more.
-        if let Answer::Request(request) = Answer::of(unsafe { (self.ucx.ucp_ep_close_nbx)(endpoint, &raw const params) }) {
+        if let Answer::Request(request) =
+            Answer::of(unsafe { (self.ucx.ucp_ep_close_nbx)(endpoint, &raw const params) })
+        {
             self.closing.push(request);
         }
     }
 
     /// Adds an operation; the memory of an earlier one's header is used again.
-    fn insert(&mut self, header: Header, from: (SegmentId, usize), peer: usize, buffer: (*mut u8, usize)) -> usize {
+    fn insert(
+        &mut self,
+        header: Header,
+        from: (SegmentId, usize),
+        peer: usize,
+        buffer: (*mut u8, usize),
+    ) -> usize {
         let (state, (target, len)) = (State::Waiting, buffer);
         if let Some(index) = self.free.pop() {
             let operation = &mut self.operations[index];
@@ -308,7 +370,15 @@ impl Worker {
         // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
         let answer = unsafe {
             let header_len = size_of::<Header>();
-            (self.ucx.ucp_am_send_nbx)(endpoint, MESSAGE, header.cast(), header_len, data.cast(), len, &raw const params)
+            (self.ucx.ucp_am_send_nbx)(
+                endpoint,
+                MESSAGE,
+                header.cast(),
+                header_len,
+                data.cast(),
+                len,
+                &raw const params,
+            )
         };
         self.operations[operation].state = state_of(answer);
         Ok(operation)
@@ -337,34 +407,29 @@ impl Worker {
 
     /// How an operation ended, if it has, and the header that came (or went) with it.
     pub fn outcome(&mut self, operation: usize) -> Option<(Outcome, Header)> {
-        let Operation { state, header, .. } = &mut self.operations[operation];
-        if let State::Moving(request) = *state {
-            // SAFETY: a request that is not freed.
-            match unsafe { (self.ucx.ucp_request_check_status)(request) } {
-                ucs_status_t::InProgress => return None,
-                status => {
-                    // SAFETY: as above; it is over.
-                    unsafe { (self.ucx.ucp_request_free)(request) };
-                    let is_ok = status == ucs_status_t::Ok;
-                    *state = State::Over(if is_ok { Outcome::Complete } else { Outcome::Broken });
-                }
+        let Operation { state, header, target, len, .. } = &mut self.operations[operation];
+        if let State::Aside(number) = *state {
+            let aside = self.asides[number].as_mut().expect("kept until its receive is over");
+            let outcome = settled(self.ucx, &mut aside.state)?;
+            if outcome == Outcome::Complete {
+                // SAFETY: the receive's place has room for as many bytes, which nothing else touches.
+                unsafe { std::ptr::copy_nonoverlapping(aside.bytes.as_ptr(), *target, *len) };
             }
+            self.asides[number] = None;
+            *state = State::Over(outcome);
         }
-        match state {
-            State::Over(outcome) => Some((*outcome, **header)),
-            State::Waiting | State::Moving(_) => None,
-            State::Free => unreachable!("an operation is asked for until it is forgotten"),
-        }
+        settled(self.ucx, state).map(|outcome| (outcome, **header))
     }
 
     /// Forgets an operation that is over, or a receive whose message has not come. Otherwise answers its peer: UCX uses its buffer.
     pub fn forget(&mut self, operation: usize) -> std::result::Result<(), usize> {
         if self.outcome(operation).is_none() {
             let Operation { state, from, peer, .. } = self.operations[operation];
-            if state != State::Waiting {
-                return Err(peer);
+            match state {
+                State::Waiting => self.mail.get_mut().withdraw(from.0, from.1, operation),
+                State::Aside(number) => self.drop_aside(number),
+                _ => return Err(peer),
             }
-            self.mail.get_mut().withdraw(from.0, from.1, operation);
         }
         self.operations[operation].state = State::Free;
         self.free.push(operation);
@@ -444,7 +509,8 @@ fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_context_h> {
     let made = chosen.and_then(|()| {
         let (major, minor) = OLDEST;
         // SAFETY: parameters, settings, and a variable for the context.
-        let made = unsafe { (ucx.ucp_init_version)(major, minor, &raw const params, config, &raw mut context) };
+        let made =
+            unsafe { (ucx.ucp_init_version)(major, minor, &raw const params, config, &raw mut context) };
         check(ucx, made, "ucp_init")
     });
     // SAFETY: the settings from above, which UCX has copied.
@@ -456,7 +522,8 @@ fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_context_h> {
 fn choose_interface(ucx: &Ucx, config: ucp_config_t) -> Result<()> {
     let Ok(interface) = std::env::var(INTERFACE) else { return Ok(()) };
     let refused = || {
-        let expected = format!("the name of an interface of this host: {}", crate::os::interfaces().join(", "));
+        let expected =
+            format!("the name of an interface of this host: {}", crate::os::interfaces().join(", "));
         Error::from(UsageError::Setting { name: INTERFACE.into(), value: interface.clone(), expected })
     };
     let known = |known: &String| known.split(' ').next() == Some(&*interface);
@@ -467,6 +534,25 @@ fn choose_interface(ucx: &Ucx, config: ucp_config_t) -> Result<()> {
     // SAFETY: settings, and strings that are copied.
     let set = unsafe { (ucx.ucp_config_modify)(config, c"NET_DEVICES".as_ptr(), value.as_ptr()) };
     check(ucx, set, "ucp_config_modify")
+}
+
+/// How it ended, if it has. A request that is over is freed.
+fn settled(ucx: &Ucx, state: &mut State) -> Option<Outcome> {
+    if let State::Moving(request) = *state {
+        // SAFETY: a request that is not freed.
+        let status = unsafe { (ucx.ucp_request_check_status)(request) };
+        if status == ucs_status_t::InProgress {
+            return None;
+        }
+        // SAFETY: as above; it is over.
+        unsafe { (ucx.ucp_request_free)(request) };
+        *state = State::Over(if status == ucs_status_t::Ok { Outcome::Complete } else { Outcome::Broken });
+    }
+    match *state {
+        State::Over(outcome) => Some(outcome),
+        State::Waiting | State::Moving(_) | State::Aside(_) => None,
+        State::Free => unreachable!("an operation is asked for until it is forgotten"),
+    }
 }
 
 fn state_of(answer: ucs_status_ptr_t) -> State {

@@ -53,7 +53,12 @@ impl std::ops::DerefMut for Locked<'_> {
 
 impl UcxWorld {
     /// Starts UCX and exchanges addresses over the store. The error of a rank is one of all.
-    pub fn meet(store: &Store, rank: usize, topology: &HostTopology, timeout: Duration) -> Result<Arc<UcxWorld>> {
+    pub fn meet(
+        store: &Store,
+        rank: usize,
+        topology: &HostTopology,
+        timeout: Duration,
+    ) -> Result<Arc<UcxWorld>> {
         let need = "the ranks' messages need a key";
         let own_key = [random_number(need)?, random_number(need)?];
         let worker = Worker::create(own_key, rank, topology.world_size());
@@ -129,9 +134,15 @@ const WAYS: &str = "\n  Debian, Ubuntu: apt install libucx0\n  Python: pip insta
 pub(crate) fn without_ucx(error: Error, topology: &HostTopology) -> Error {
     match error {
         Error::LibraryNotFound(_) | Error::MissingFunction(_) => Error::from(UnsupportedError {
-            what: format!("host memory of {} ranks on {} host(s) ({topology})", topology.world_size(), topology.num_hosts()),
+            what: format!(
+                "host memory of {} ranks on {} host(s) ({topology})",
+                topology.world_size(),
+                topology.num_hosts()
+            ),
             why: format!("UCX carries it between hosts, and {error}"),
-            remedy: format!("install UCX on each host, or start the ranks with an MPI (mpirun, srun --mpi=pmi2).{WAYS}"),
+            remedy: format!(
+                "install UCX on each host, or start the ranks with an MPI (mpirun, srun --mpi=pmi2).{WAYS}"
+            ),
         }),
         error => error,
     }
@@ -140,7 +151,11 @@ pub(crate) fn without_ucx(error: Error, topology: &HostTopology) -> Error {
 fn elsewhere(rank: usize, why: &str, topology: &HostTopology) -> Error {
     let host = topology.name_of(topology.host_of(rank));
     Error::from(UnsupportedError {
-        what: format!("host memory of {} ranks on {} host(s) ({topology})", topology.world_size(), topology.num_hosts()),
+        what: format!(
+            "host memory of {} ranks on {} host(s) ({topology})",
+            topology.world_size(),
+            topology.num_hosts()
+        ),
         why: format!("UCX carries it between hosts, and on {host} rank {rank} has none: {why}"),
         remedy: format!("install UCX on {host}.{WAYS}"),
     })

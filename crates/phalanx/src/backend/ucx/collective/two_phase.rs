@@ -30,14 +30,17 @@ impl UcxComm {
         let room = part(0, ranks - 1).len() * size;
         // For each of two chunks: the contributions, and behind them this rank's part of the result, if it gets none.
         let scratch = state.scratch(2 * room * (ranks + 1));
-        let aside = |chunk: usize, place: usize| scratch.wrapping_add(room * ((chunk % 2) * (ranks + 1) + place));
+        let aside =
+            |chunk: usize, place: usize| scratch.wrapping_add(room * ((chunk % 2) * (ranks + 1) + place));
         for chunk in 0..chunks {
             let (contributions, results) = (2 * chunk as u64, 2 * chunk as u64 + 1);
             let own = part(chunk, rank);
             state.begin_step(contributions);
             for peer in self.endpoint.peers() {
                 // SAFETY: each rank has its place in the scratch.
-                unsafe { self.receive_part(state, contributions, peer, (aside(chunk, peer), own.len() * size)) };
+                unsafe {
+                    self.receive_part(state, contributions, peer, (aside(chunk, peer), own.len() * size))
+                };
             }
             for peer in self.endpoint.peers() {
                 let part = part(chunk, peer);
@@ -70,7 +73,9 @@ impl UcxComm {
                 // SAFETY: the part lies in `recv`; in place, its contribution is sent.
                 unsafe { self.receive_part(state, results, peer, (place, part.len() * size)) };
             }
-            for peer in self.endpoint.peers().filter(|peer| flow.readers == Who::All || flow.readers.includes(*peer)) {
+            for peer in
+                self.endpoint.peers().filter(|peer| flow.readers == Who::All || flow.readers.includes(*peer))
+            {
                 // SAFETY: the result stays until the step is over.
                 unsafe { self.send_part(state, results, peer, (target, own.len() * size)) }?;
             }
