@@ -318,9 +318,8 @@ impl Worker {
     fn close(&mut self, endpoint: ucp_ep_h, flags: u32) {
         let params = ucp_request_param_t::on_host(flags);
         // SAFETY: an endpoint that nobody uses any more.
-        if let Answer::Request(request) =
-            Answer::of(unsafe { (self.ucx.ucp_ep_close_nbx)(endpoint, &raw const params) })
-        {
+        let answer = unsafe { (self.ucx.ucp_ep_close_nbx)(endpoint, &raw const params) };
+        if let Answer::Request(request) = Answer::of(answer) {
             self.closing.push(request);
         }
     }
