@@ -76,6 +76,26 @@ impl CollectiveState {
     }
 }
 
+/// Gives up the messages of a collective that an error or a panic has left: they use buffers of the caller's.
+struct Unfinished<'a> {
+    comm: &'a UcxComm,
+    state: &'a mut CollectiveState,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.state.steps.iter().all(|step| step.awaited.is_empty()) {
+            return;
+        }
+        if std::thread::panicking() {
+            self.comm.endpoint.fail_panicked();
+        }
+        for step in &mut self.state.steps {
+            self.comm.give_up(&mut step.awaited);
+        }
+    }
+}
+
 impl UcxComm {
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
@@ -87,6 +107,8 @@ impl UcxComm {
         state.factors[self.endpoint.rank] = state.factor;
         self.endpoint.own().announce(state.sequence, &record);
         let flow = call.flow();
+        let unfinished = Unfinished { comm: self, state };
+        let state = &mut *unfinished.state;
         // SAFETY: the caller's contract.
         let done = unsafe {
             match choose(call, &flow, self.endpoint.ranks) {
@@ -98,12 +120,7 @@ impl UcxComm {
                 Algorithm::Dissemination => self.disseminate(state),
             }
         };
-        if let Err(error) = done {
-            for step in &mut state.steps {
-                self.give_up(&mut step.awaited);
-            }
-            return Err(error);
-        }
+        done?;
         self.endpoint.own().done_operation.set(state.sequence);
         Ok(())
     }

@@ -247,20 +247,13 @@ impl UcxComm {
         }
     }
 
-    /// Gives up all messages of a communicator that has failed.
+    /// Waits until UCX uses no buffer of a message, after the communicator has failed. Whoever waits for a message still finds it.
     pub(super) fn give_back_all(&self) {
         let posted = lock(&self.messages).posted.clone();
-        let awaited = posted
-            .iter()
-            .map(|(operation, message)| Awaited { operation: *operation, peer: message.transfer.peer });
-        // Their requests are still asked for: they stay in the table, and are given up there.
-        let mut moving: Vec<Awaited> = awaited.collect();
-        let mut worker = self.link.world.worker();
-        worker.close_channel(self.link.channel);
-        moving.retain(|next| worker.outcome(next.operation).is_none() && !worker.is_waiting(next.operation));
-        for next in moving {
-            worker.disconnect(self.endpoint.members()[next.peer]);
-        }
+        self.let_go(|worker| {
+            let is_held = |(operation, _): &(&usize, &Message)| worker.is_moving(**operation);
+            posted.iter().filter(is_held).map(|(_, message)| message.transfer.peer).collect()
+        });
     }
 
     pub(super) fn probe_now(&self, wanted: Wanted) -> Option<Envelope> {

@@ -4,6 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `world.rs` | UCX of this process, which all its communicators share: how it starts and ends |
+//! | `context.rs` | the loaded library and its settings |
 //! | `worker.rs` | UCX's worker and endpoints: sends, receives, and when they are over |
 //! | `mail.rs` | which message is for which receive |
 //! | `wait.rs` | waits, and giving up on them |
@@ -21,6 +22,7 @@
 
 mod choose;
 mod collective;
+mod context;
 mod mail;
 mod message;
 mod tunables;

@@ -115,6 +115,15 @@ impl UcxComm {
     /// Gives up operations of a communicator that has failed. When this returns, UCX uses none of their buffers.
     #[cold]
     pub(super) fn give_up(&self, awaited: &mut Vec<Awaited>) {
+        self.let_go(|worker| {
+            awaited.retain(|next| worker.forget(next.operation).is_err());
+            awaited.iter().map(|next| next.peer).collect()
+        });
+    }
+
+    /// Closes the channel, and waits until no peer is left of those that `holders` answers: UCX uses buffers for messages with them.
+    #[cold]
+    pub(super) fn let_go(&self, mut holders: impl FnMut(&mut Worker) -> Vec<usize>) {
         // What peers send for this channel is dropped from now on.
         self.link.world.worker().close_channel(self.link.channel);
         let since = RunInstant::now();
@@ -122,15 +131,13 @@ impl UcxComm {
         loop {
             let mut worker = self.link.world.worker();
             worker.progress();
-            awaited.retain(|next| worker.forget(next.operation).is_err());
-            if awaited.is_empty() {
+            let peers = holders(&mut worker);
+            if peers.is_empty() {
                 return;
             }
             if !has_disconnected && since.elapsed() > GIVING_UP {
                 has_disconnected = true;
-                for next in awaited.iter() {
-                    worker.disconnect(self.endpoint.members()[next.peer]);
-                }
+                peers.iter().for_each(|peer| worker.disconnect(self.endpoint.members()[*peer]));
             }
             drop(worker);
             if since.elapsed() > LETTING_GO {

@@ -3,36 +3,17 @@
 //! One thread at a time uses it ([`UcxWorld`](super::world::UcxWorld) has the lock). UCX calls back into it only from inside its own
 //! calls: while one runs, no reference to the [`Mail`] lives.
 
+use super::context::{check, create_context, library};
 use super::mail::{Body, Delivery, Header, Mail, Matching, Posted};
 use crate::control::segment::SegmentId;
-use crate::types::error::{Error, LibraryError, Result, UsageError};
+use crate::types::error::Result;
 use phalanx_sys::ucx::*;
 use std::cell::UnsafeCell;
-use std::ffi::{CString, c_uint, c_void};
-use std::sync::OnceLock;
+use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU64, Ordering};
 
 /// The number of our messages among UCX's active messages.
 const MESSAGE: c_uint = 0;
-
-/// The interface whose network is used, by its name.
-pub(crate) const INTERFACE: &str = "PHALANX_INTERFACE";
-
-/// The loaded library.
-pub(crate) fn library() -> Result<&'static Ucx> {
-    static LIBRARY: OnceLock<std::result::Result<Ucx, LoadError>> = OnceLock::new();
-    let loaded = LIBRARY.get_or_init(|| {
-        let ucx = Ucx::load()?;
-        // Peers that end are this library's to report; UCX would also take over the handling of SIGSEGV.
-        ucx.set_default(c"LOG_LEVEL", c"fatal");
-        ucx.set_default(c"HANDLE_ERRORS", c"none");
-        Ok(ucx)
-    });
-    loaded.as_ref().map_err(|error| match error {
-        LoadError::NotFound(error) => Error::LibraryNotFound(Box::new(error.clone())),
-        LoadError::MissingFunction(error) => Error::MissingFunction(Box::new(error.clone())),
-    })
-}
 
 /// A send or a receive that is under way.
 struct Operation {
@@ -435,6 +416,12 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether UCX uses the operation's buffer.
+    pub fn is_moving(&mut self, operation: usize) -> bool {
+        let state = &mut self.operations[operation].state;
+        matches!(state, State::Moving(_)) && settled(self.ucx, state).is_none()
+    }
+
     /// Whether a receive waits for its message.
     pub fn is_waiting(&self, operation: usize) -> bool {
         self.operations[operation].state == State::Waiting
@@ -491,50 +478,6 @@ impl Worker {
     }
 }
 
-fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_context_h> {
-    let mut config = std::ptr::null_mut();
-    // SAFETY: a variable for the settings; no prefix, no file.
-    let read = unsafe { (ucx.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
-    check(ucx, read, "ucp_config_read")?;
-    let chosen = choose_interface(ucx, config);
-    // SAFETY: all fields may be zero; the mask says which count.
-    let params = ucp_params_t {
-        field_mask: UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
-        features: UCP_FEATURE_AM,
-        estimated_num_eps: ranks,
-        ..unsafe { std::mem::zeroed() }
-    };
-    let mut context = std::ptr::null_mut();
-    let made = chosen.and_then(|()| {
-        let (major, minor) = OLDEST;
-        // SAFETY: parameters, settings, and a variable for the context.
-        let made =
-            unsafe { (ucx.ucp_init_version)(major, minor, &raw const params, config, &raw mut context) };
-        check(ucx, made, "ucp_init")
-    });
-    // SAFETY: the settings from above, which UCX has copied.
-    unsafe { (ucx.ucp_config_release)(config) };
-    made.map(|()| context)
-}
-
-/// Sets UCX's devices to the interface that the user has named, if so.
-fn choose_interface(ucx: &Ucx, config: ucp_config_t) -> Result<()> {
-    let Ok(interface) = std::env::var(INTERFACE) else { return Ok(()) };
-    let refused = || {
-        let expected =
-            format!("the name of an interface of this host: {}", crate::os::interfaces().join(", "));
-        Error::from(UsageError::Setting { name: INTERFACE.into(), value: interface.clone(), expected })
-    };
-    let known = |known: &String| known.split(' ').next() == Some(&*interface);
-    if !crate::os::interfaces().iter().any(known) {
-        return Err(refused());
-    }
-    let value = CString::new(&*interface).map_err(|_| refused())?;
-    // SAFETY: settings, and strings that are copied.
-    let set = unsafe { (ucx.ucp_config_modify)(config, c"NET_DEVICES".as_ptr(), value.as_ptr()) };
-    check(ucx, set, "ucp_config_modify")
-}
-
 /// How it ended, if it has. A request that is over is freed.
 fn settled(ucx: &Ucx, state: &mut State) -> Option<Outcome> {
     if let State::Moving(request) = *state {
@@ -560,22 +503,6 @@ fn state_of(answer: ucs_status_ptr_t) -> State {
         Answer::Request(request) => State::Moving(request),
         Answer::Error(_) => State::Over(Outcome::Broken),
     }
-}
-
-fn check(ucx: &Ucx, status: ucs_status_t, function: &'static str) -> Result<()> {
-    if status == ucs_status_t::Ok {
-        return Ok(());
-    }
-    let (major, minor, release) = ucx.version();
-    Err(LibraryError {
-        library: format!("UCX {major}.{minor}.{release}"),
-        function,
-        code: status.0.into(),
-        text: ucx.describe(status),
-        context: None,
-        fatal: true,
-    }
-    .into())
 }
 
 /// A message has come.
