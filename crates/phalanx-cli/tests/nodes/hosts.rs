@@ -1,6 +1,7 @@
 //! Three hosts that `.ci/hosts` makes, and ranks of host memory on them, two on each: over UCX.
 
-use super::loopback::Job;
+use super::common::phalanx;
+use super::loopback::token_file;
 use super::node::Node;
 use super::rank::PART;
 use libtest_mimic::{Failed, Trial};
@@ -78,23 +79,23 @@ impl Hosts {
     /// A launcher on each host, with two ranks of this test program in a role.
     fn launch(
         &self,
-        job: &Job,
+        port: u16,
         part: &str,
         options: &str,
         settings: &[(&str, &str)],
     ) -> Result<[Node; 3], Failed> {
         let program = std::env::current_exe()?;
-        let program = program.to_str().ok_or("a path that is text")?;
+        // The hosts have folders for temporary files of their own, and share all others.
+        let token = token_file(&self.state, &format!("token-{port}"), "the secret of this test");
         Ok([0, 1, 2].map(|host| {
-            let launcher = job.node(host, 3, &format!("-n 2 {options}"), &[program]);
+            let launcher = phalanx(&format!(
+                "launch --nnodes 3 --node-rank {host} --store h0:{port} --token-file {} -n 2 {options} --",
+                token.display()
+            ));
             let mut command = self.command("run", &[&host.to_string()]);
-            command.arg(launcher.get_program()).args(launcher.get_args());
-            let variables = launcher.get_envs().filter_map(|(name, value)| Some((name, value?)));
-            command
-                .envs(variables)
-                .env(PART, part)
-                .env("PHALANX_HEARTBEAT_TIMEOUT", "3")
-                .env("PHALANX_BACKEND", "auto");
+            command.arg(launcher.get_program()).args(launcher.get_args()).arg(&program);
+            command.env(PART, part).env("PHALANX_BACKEND", "auto");
+            command.env("PHALANX_TIMEOUT", "30").env("PHALANX_HEARTBEAT_TIMEOUT", "3");
             command.envs(settings.iter().copied());
             Node::start(command)
         }))
@@ -121,10 +122,6 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-fn job(port: u16) -> Job {
-    Job::at(format!("h0:{port}"))
-}
-
 fn all_say(nodes: [Node; 3], what: &[&str]) -> Result<(), Failed> {
     for node in nodes {
         let said = node.end()?.1;
@@ -141,7 +138,7 @@ fn says(said: &str, what: &[&str]) -> Result<(), Failed> {
 }
 
 fn all_work(hosts: &Hosts) -> Result<(), Failed> {
-    all_say(hosts.launch(&job(29401), "init", "", &[])?, &["sum 21 on 3 host"])
+    all_say(hosts.launch(29401, "init", "", &[])?, &["sum 21 on 3 host"])
 }
 
 /// Two ranks of each host loop until something is wrong. Answers the process of world rank 3, the second of host 1, by its id there.
@@ -155,7 +152,7 @@ fn start_loop(nodes: &[Node; 3]) -> Result<String, Failed> {
 }
 
 fn killed_rank(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29402), "loop", "", &[])?;
+    let nodes = hosts.launch(29402, "loop", "", &[])?;
     let process = start_loop(&nodes)?;
     hosts.perform("run", &["1", "kill", "-9", &process])?;
     let started = Instant::now();
@@ -177,7 +174,7 @@ fn with_cut(hosts: &Hosts, then: impl FnOnce() -> Result<(), Failed>) -> Result<
 }
 
 fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29403), "loop", "", &[])?;
+    let nodes = hosts.launch(29403, "loop", "", &[])?;
     start_loop(&nodes)?;
     with_cut(hosts, || {
         let [first, second, third] = nodes;
@@ -191,7 +188,7 @@ fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
 
 /// Four of six ranks shrink, and their sum is right.
 fn others_go_on(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29404), "loop, and shrink", "--keep-going", &[])?;
+    let nodes = hosts.launch(29404, "loop, and shrink", "--keep-going", &[])?;
     start_loop(&nodes)?;
     with_cut(hosts, || {
         let [first, second, third] = nodes;
@@ -204,7 +201,7 @@ fn others_go_on(hosts: &Hosts) -> Result<(), Failed> {
 }
 
 fn outage(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29405), "loop for 6 s", "", &[])?;
+    let nodes = hosts.launch(29405, "loop for 6 s", "", &[])?;
     start_loop(&nodes)?;
     with_cut(hosts, || {
         std::thread::sleep(Duration::from_secs(1));
@@ -214,13 +211,13 @@ fn outage(hosts: &Hosts) -> Result<(), Failed> {
 }
 
 fn without_library(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29406), "init", "", &[("PHALANX_UCX_LIB", "/nowhere/libucp.so.0")])?;
+    let nodes = hosts.launch(29406, "init", "", &[("PHALANX_UCX_LIB", "/nowhere/libucp.so.0")])?;
     let ways =
         ["apt install libucx0", "pip install libucx-cu12", "conda install", "HPC-X", "PHALANX_UCX_LIB="];
     all_say(nodes, &[&ways[..], &["6 ranks on 3 host(s)"]].concat())
 }
 
 fn wrong_interface(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(&job(29407), "init", "", &[("PHALANX_INTERFACE", "carrier-pigeon0")])?;
+    let nodes = hosts.launch(29407, "init", "", &[("PHALANX_INTERFACE", "carrier-pigeon0")])?;
     all_say(nodes, &["PHALANX_INTERFACE", "carrier-pigeon0", "10.77.0."])
 }
