@@ -24,7 +24,8 @@ fn a_summary_says_what_works_what_is_missing_and_whether_that_matters() {
         "the CUDA driver was not found; matters only on a machine with such GPUs",
         "  missing  MPI",
         "matters only to programs that mpirun, mpiexec or srun starts",
-        "Works: ranks on this host. Missing: MPI, NVIDIA GPUs, AMD GPUs",
+        "Works: ranks on this host. Missing: MPI, UCX, NVIDIA GPUs, AMD GPUs",
+        "  missing  UCX",
         "phalanx doctor -v",
     ] {
         assert!(said.stdout.contains(text), "{text} is missing in\n{}", said.stdout);
@@ -81,7 +82,7 @@ fn refuse(command: &mut Command, call: libc::c_long) {
 }
 
 fn without_mpi(mut command: Command) -> Command {
-    command.env("PHALANX_MPI_LIB", "/nowhere/libmpi.so");
+    command.env("PHALANX_MPI_LIB", "/nowhere/libmpi.so").env("PHALANX_UCX_LIB", "/nowhere/libucp.so");
     command
 }
 

@@ -38,6 +38,8 @@ pub mod nvrtc;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
 mod search;
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+pub mod ucx;
 
 pub use environment::is_secure;
 pub use files::{FileSearch, Found};

@@ -40,6 +40,7 @@ pub mod scenario;
 pub mod sockets;
 pub mod suite;
 pub mod threads;
+pub mod ucx;
 pub mod verdict;
 
 pub use fields::Fields;

@@ -5,11 +5,12 @@ use super::section::Section;
 use super::survey::Survey;
 
 pub const MPI: &str = "MPI";
+pub const UCX: &str = "UCX";
 pub const NVIDIA: &str = "NVIDIA GPUs";
 pub const AMD: &str = "AMD GPUs";
 
-/// An MPI library that can be loaded.
-struct Mpi {
+/// A library that can be loaded.
+struct Usable {
     version: String,
     details: String,
 }
@@ -28,8 +29,17 @@ pub fn backends(survey: &Survey) -> Section {
         line(
             "mpi",
             &match mpi() {
-                Ok(Mpi { version, details }) => {
+                Ok(Usable { version, details }) => {
                     format!("{version}; {details}. To try it: mpirun -n 2 phalanx perf all_reduce")
+                }
+                Err(error) => format!("none: {error}"),
+            },
+        ),
+        line(
+            "ucx",
+            &match ucx() {
+                Ok(Usable { version, details }) => {
+                    format!("{version}; {details}. Host memory of several hosts")
                 }
                 Err(error) => format!("none: {error}"),
             },
@@ -40,7 +50,7 @@ pub fn backends(survey: &Survey) -> Section {
     Section::new("Backends", lines)
 }
 
-/// The summary of MPI and of the GPUs. `needs_mpi`: a launcher of MPI has started this process.
+/// The summary of MPI, UCX and the GPUs. `needs_mpi`: a launcher of MPI has started this process.
 pub fn findings(survey: &Survey, needs_mpi: bool) -> Vec<Finding> {
     let (cuda, hip) = survey.seen;
     let mut findings = vec![match mpi() {
@@ -50,6 +60,14 @@ pub fn findings(survey: &Survey, needs_mpi: bool) -> Vec<Finding> {
             Finding::new(Status::Missing, MPI, "matters only to programs that mpirun, mpiexec or srun starts")
         }
     }];
+    findings.push(match ucx() {
+        Ok(ucx) => Finding::new(Status::Ok, UCX, ucx.version),
+        Err(_) => Finding::new(
+            Status::Missing,
+            UCX,
+            "matters only to ranks without GPUs on several hosts, without an MPI",
+        ),
+    });
     findings.push(gpus(NVIDIA, &survey.gpus, cuda));
     if cuda > 0 {
         findings.extend(survey.libraries.iter().map(|(name, version)| match version {
@@ -75,14 +93,28 @@ fn gpus(name: &str, usable: &Result<usize, String>, seen: usize) -> Finding {
 
 /// The MPI library. It is loaded and not initialised.
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
-fn mpi() -> Result<Mpi, String> {
+fn mpi() -> Result<Usable, String> {
     let mpi = phalanx_sys::mpi::Mpi::load().map_err(|error| error.to_string())?;
     let (path, origin) = (mpi.library.path().display(), &mpi.library.place().origin);
     let details = format!("{path}, from {origin}; handles of {}", mpi.flavour.name());
-    Ok(Mpi { version: mpi.version.clone(), details })
+    Ok(Usable { version: mpi.version.clone(), details })
+}
+
+/// UCX. It is loaded and not initialised.
+#[cfg(all(target_pointer_width = "64", target_endian = "little"))]
+fn ucx() -> Result<Usable, String> {
+    let ucx = phalanx_sys::ucx::Ucx::load().map_err(|error| error.to_string())?;
+    let (major, minor, release) = ucx.version();
+    let (path, origin) = (ucx.library().path().display(), &ucx.library().place().origin);
+    Ok(Usable { version: format!("{major}.{minor}.{release}"), details: format!("{path}, from {origin}") })
 }
 
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
-fn mpi() -> Result<Mpi, String> {
+fn mpi() -> Result<Usable, String> {
+    Err("needs a 64-bit little-endian machine".to_owned())
+}
+
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
+fn ucx() -> Result<Usable, String> {
     Err("needs a 64-bit little-endian machine".to_owned())
 }

@@ -87,7 +87,7 @@ fn examine(args: &DoctorArgs) -> Result<ExitCode> {
 
 /// What ranks can use, and what is missing.
 fn verdict(findings: &[Finding]) -> String {
-    let places = [backends::MPI, backends::NVIDIA, backends::AMD];
+    let places = [backends::MPI, backends::UCX, backends::NVIDIA, backends::AMD];
     let of = |status: Status| {
         let names = findings.iter().filter(|finding| finding.status == status).map(|finding| &*finding.name);
         names.filter(|name| places.contains(name)).collect::<Vec<_>>()

@@ -74,7 +74,7 @@ impl Job {
     }
 }
 
-fn token_file(folder: &Path, name: &str, text: &str) -> PathBuf {
+pub fn token_file(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();

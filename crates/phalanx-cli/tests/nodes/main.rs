@@ -1,8 +1,10 @@
 //! Tests of `phalanx launch` on several nodes: launchers on the loopback interface, and in network namespaces with a
-//! wire that is cut; steps of a real Slurm.
+//! wire that is cut; ranks on hosts, and steps of a real Slurm.
 
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(target_os = "linux")]
+mod hosts;
 #[cfg(target_os = "linux")]
 mod loopback;
 #[cfg(target_os = "linux")]
@@ -34,6 +36,7 @@ const SHARES: &[Share] = &[("torchrun/real/", 3)];
 /// A Slurm on hosts of its own is started for some of these; others load PyTorch, or wait for time limits.
 #[cfg(target_os = "linux")]
 const SLOW: &[&str] = &[
+    "hosts/",
     "slurm/",
     "torchrun/real/",
     "a_port_that_is_taken",
@@ -57,9 +60,9 @@ fn main() -> ExitCode {
     args.test_threads.get_or_insert(1);
     let trials =
         [loopback::trials(), members::trials(), place::trials(), torchrun::trials(), namespaces::trials()];
-    let trials = trials.into_iter().flatten().chain(slurm::trials());
+    let trials = trials.into_iter().flatten().chain(hosts::trials()).chain(slurm::trials());
     let code = suite::run(&args, trials.collect(), SHARES, SLOW);
-    slurm::end();
+    hosts::end();
     code
 }
 

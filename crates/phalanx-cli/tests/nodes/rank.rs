@@ -63,6 +63,9 @@ pub fn serve() -> Option<ExitCode> {
             }
             init(phalanx::Comm::builder());
         }
+        "loop" => run_loop(None, false),
+        "loop for 6 s" => run_loop(Some(Duration::from_secs(6)), false),
+        "loop, and shrink" => run_loop(None, true),
         "member" => member(),
         part => panic!("there is no part {part}"),
     }
@@ -83,6 +86,41 @@ fn init(builder: phalanx::Builder) {
     match sum() {
         Ok(text) => println!("{text}"),
         Err(error) => println!("error: {error}"),
+    }
+}
+
+/// A rank that works with the others until one of them has worked for so long, or until something is wrong.
+fn run_loop(limit: Option<Duration>, shrinks: bool) {
+    let comm = phalanx::Comm::builder().timeout(TIMEOUT).init().unwrap();
+    let (started, mut first) = (Instant::now(), true);
+    let mut data = vec![1f32; 50_000];
+    let error = loop {
+        let mut is_over = [u32::from(limit.is_some_and(|limit| started.elapsed() > limit))];
+        let both = comm.all_reduce_in_place(&mut data, phalanx::ReduceOp::Max);
+        if let Err(error) = both.and_then(|()| comm.all_reduce_in_place(&mut is_over, phalanx::ReduceOp::Max))
+        {
+            break error;
+        }
+        if std::mem::take(&mut first) {
+            println!("looping {}", std::process::id());
+        }
+        if is_over == [1] {
+            comm.finalize().unwrap();
+            return println!("the loop has ended");
+        }
+    };
+    println!("error: {error}");
+    if !shrinks {
+        std::process::exit(1);
+    }
+    let mut sum = [1u32];
+    let shrunk = comm.shrink().and_then(|shrunk| {
+        shrunk.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum)?;
+        Ok(shrunk)
+    });
+    match shrunk {
+        Ok(shrunk) => println!("{} go on with the sum {}", shrunk.world_size(), sum[0]),
+        Err(error) => println!("shrink: {error}"),
     }
 }
 

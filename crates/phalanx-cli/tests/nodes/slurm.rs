@@ -1,24 +1,18 @@
 //! Steps of a real Slurm on three hosts that `.ci/hosts` makes.
 
+use super::hosts::{Hosts, obstacle, trial};
 use super::node::Node;
 use super::rank::PART;
 use libtest_mimic::{Failed, Trial};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// What the trials need; in CI they fail without it.
 const NEEDED: [&str; 6] = ["slurmctld", "slurmd", "munged", "mpirun.mpich", "mpirun.openmpi", "nsenter"];
 
 pub fn trials() -> Vec<Trial> {
-    let obstacle = obstacle();
+    let obstacle = obstacle(&NEEDED);
     let trial = |name: &str, run: fn(&Slurm) -> Result<(), Failed>| {
-        let trial = Trial::test(format!("slurm/{name}"), move || run(Slurm::get()?));
-        match &obstacle {
-            None => trial,
-            Some(_) if std::env::var_os("PHALANX_TEST_NAMESPACES").is_some() => trial,
-            Some(why) => trial.with_kind(format!("cannot run: {why}")).with_ignored_flag(true),
-        }
+        trial(format!("slurm/{name}"), obstacle.as_ref(), move || run(&Slurm::get()?))
     };
     vec![
         trial("a_step_on_one_host_shares_memory", one_host),
@@ -31,53 +25,15 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-fn obstacle() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("hosts need root".to_owned());
-    }
-    let folders = std::env::var("PATH").unwrap_or_default();
-    let is_there = |program: &str| folders.split(':').any(|folder| Path::new(folder).join(program).exists());
-    let missing = NEEDED.into_iter().find(|program| !is_there(program));
-    missing.map(|program| format!("{program} is not installed; .ci/tools does that"))
-}
-
-/// Three hosts with a Slurm, started for the first trial.
-struct Slurm {
-    state: PathBuf,
-}
-
-static SLURM: OnceLock<Result<Slurm, String>> = OnceLock::new();
-
-/// Ends the Slurm, if there is one.
-pub fn end() {
-    if let Some(Ok(slurm)) = SLURM.get() {
-        let _ = slurm.hosts("down", &[]).status();
-        let _ = std::fs::remove_dir_all(&slurm.state);
-    }
-}
+/// The hosts, with a Slurm that is started for the first trial.
+struct Slurm(&'static Hosts);
 
 impl Slurm {
-    fn get() -> Result<&'static Slurm, Failed> {
-        let slurm = SLURM.get_or_init(|| {
-            let slurm = Slurm { state: format!("/run/phalanx-hosts-{}", std::process::id()).into() };
-            for (action, arguments) in [("up", ["3"]), ("slurm", ["2"])] {
-                let made = slurm.hosts(action, &arguments).output().map_err(|error| error.to_string())?;
-                if !made.status.success() {
-                    let _ = slurm.hosts("down", &[]).status();
-                    return Err(format!("hosts {action}: {}", String::from_utf8_lossy(&made.stderr)));
-                }
-            }
-            Ok(slurm)
-        });
-        slurm.as_ref().map_err(|error| error.clone().into())
-    }
-
-    fn hosts(&self, action: &str, arguments: &[&str]) -> Command {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/hosts");
-        let mut command = Command::new(script);
-        super::common::forget_settings(&mut command);
-        command.env("HOSTS_DIR", &self.state).arg(action).args(arguments);
-        command
+    fn get() -> Result<Slurm, Failed> {
+        static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+        let hosts = Hosts::get()?;
+        STARTED.get_or_init(|| hosts.perform("slurm", &["2"])).clone()?;
+        Ok(Slurm(hosts))
     }
 
     /// `srun` on the first host, with this test program as ranks that call `init`.
@@ -87,7 +43,7 @@ impl Slurm {
     }
 
     fn step(&self, options: &str, program: &[&str]) -> Result<(Option<i32>, String), Failed> {
-        let mut command = self.hosts("run", &["0", "srun"]);
+        let mut command = self.0.command("run", &["0", "srun"]);
         command.args(options.split(' ')).args(program).env(PART, "init").env("PHALANX_TIMEOUT", "20");
         // The hosts share the machine's cores, on which Open MPI's ranks would otherwise spin.
         command.env("OMPI_MCA_mpi_yield_when_idle", "1");

@@ -31,6 +31,8 @@ mod requests;
 mod rounds;
 mod scans;
 mod topologies;
+#[cfg(target_os = "linux")]
+mod ucx;
 mod values;
 mod vectors;
 mod world;
@@ -57,6 +59,7 @@ const SHARES: &[Share] = &[
     ("mpi/", 8),
     ("nccl/", 8),
     ("nvshmem/", 4),
+    ("ucx/", 4),
     ("_v/", 4),
     ("/programs/", 2),
     ("/rounds/", 2),
@@ -161,14 +164,14 @@ fn main() -> ExitCode {
     suite::run(&args, trials.into_iter().flatten().collect(), SHARES, SLOW)
 }
 
-/// With GPUs, real or emulated.
+/// With GPUs, real or emulated, and between hosts.
 #[cfg(target_os = "linux")]
 fn on_gpus() -> Vec<Trial> {
-    [nccl::trials(), nvshmem::trials(), cuda::trials()].into_iter().flatten().collect()
+    [nccl::trials(), nvshmem::trials(), cuda::trials(), ucx::trials()].into_iter().flatten().collect()
 }
 
 #[cfg(not(target_os = "linux"))]
 fn on_gpus() -> Vec<Trial> {
     let ignored = |name| suite::ignored(name, "for Linux");
-    ["nccl", "nvshmem", "cuda"].map(ignored).into()
+    ["nccl", "nvshmem", "cuda", "ucx"].map(ignored).into()
 }

@@ -33,7 +33,8 @@ fn split(comm: &Comm) -> Done {
     same("a rank that there is not", comm.split_members(&outside).is_err(), true)?;
     let others = RankGroup::new((0..ranks).filter(|other| *other != rank))?;
     same("a group of the others", matches!(comm.split_members(&others), Err(Error::Usage(_))), true)?;
-    if !matches!(comm.backend(), BackendKind::Host | BackendKind::Mpi | BackendKind::Solo) {
+    if !matches!(comm.backend(), BackendKind::Host | BackendKind::Ucx | BackendKind::Mpi | BackendKind::Solo)
+    {
         let refused = comm.split_members(&comm.rank_group());
         same("a backend without", matches!(refused, Err(Error::Unsupported(_))), true)?;
         return Ok(());

@@ -302,7 +302,7 @@ fn to_oneself(comm: &Comm) -> Outcome {
             return Err(format!("rank {rank} got something else from itself, {size} elements"));
         }
     }
-    if !matches!(comm.backend(), BackendKind::Host | BackendKind::Solo) {
+    if !matches!(comm.backend(), BackendKind::Host | BackendKind::Ucx | BackendKind::Solo) {
         return Ok(String::new());
     }
     // What was started before can be received; for what was not, nobody waits.

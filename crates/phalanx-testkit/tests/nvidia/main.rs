@@ -1,7 +1,8 @@
-//! What NVIDIA ships and works without a GPU: its compilers, its headers, and NCCL's library.
+//! What NVIDIA ships and works without a GPU: its compilers, its headers, NCCL's library, and UCX.
 
 mod kernels;
 mod nccl;
+mod ucx;
 
 use libtest_mimic::Arguments;
 use phalanx_testkit::processes;
@@ -19,6 +20,6 @@ fn main() -> ExitCode {
     if let Some(code) = kernels::serve().or_else(|| processes::serve(nccl::SCENARIOS)) {
         return code;
     }
-    let trials = kernels::trials().into_iter().chain(nccl::trials()).collect();
+    let trials = kernels::trials().into_iter().chain(nccl::trials()).chain(ucx::trials()).collect();
     suite::run(&Arguments::from_args(), trials, SHARES, SLOW)
 }

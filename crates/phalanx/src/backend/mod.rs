@@ -9,3 +9,5 @@ pub(crate) mod nccl;
 #[cfg(feature = "nvshmem")]
 pub(crate) mod nvshmem;
 pub(crate) mod solo;
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+pub(crate) mod ucx;

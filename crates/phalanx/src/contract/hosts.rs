@@ -123,12 +123,12 @@ impl HostTopology {
         Err(Error::from(UnsupportedError {
             what: format!("a world of {ranks} ranks without GPUs on {hosts} hosts or containers ({self})"),
             why: format!(
-                "the host backend shares memory; between hosts, host memory is MPI's work{}",
+                "the host backend shares memory; between hosts, host memory is UCX's or MPI's work{}",
                 self.apart.as_ref().map_or(String::new(), |apart| format!(". Here, {apart}")),
             ),
             remedy: format!(
-                "start the program with an MPI, which phalanx then uses if PHALANX_BACKEND is not set: mpirun -n {ranks} --host {} PROGRAM \
-                 (or srun); or start all ranks on one host",
+                "unset PHALANX_BACKEND, and UCX is used; or start the program with an MPI: mpirun -n {ranks} --host {} PROGRAM (or \
+                 srun); or start all ranks on one host",
                 slots.join(",")
             ),
         }))
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_mpis_work_and_the_error_says_how() {
+    fn several_hosts_are_ucxs_or_mpis_work_and_the_error_says_how() {
         let far = || identity("beta", |place| place.boot = "c".into());
         let near = || identity("alpha", |_| ());
         HostTopology::of(&[near(), near()]).check_one_host().unwrap();

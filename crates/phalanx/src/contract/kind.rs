@@ -16,6 +16,8 @@ pub enum BackendKind {
     Rccl,
     /// NVIDIA's OpenSHMEM: each rank is a process with a GPU. Used only on request.
     Nvshmem,
+    /// UCX, found at run time: host memory of processes on several hosts.
+    Ucx,
     /// No backend that can be chosen: that of [`dry_run`](crate::dry_run), whose other ranks do not exist.
     DryRun,
 }
@@ -30,6 +32,7 @@ impl BackendKind {
             BackendKind::Mpi => "mpi",
             BackendKind::Rccl => "rccl",
             BackendKind::Nvshmem => "nvshmem",
+            BackendKind::Ucx => "ucx",
             BackendKind::DryRun => "dry_run",
         }
     }

@@ -170,6 +170,11 @@ impl Endpoint {
         self.timeout.store(nanos, Ordering::Relaxed);
     }
 
+    /// The channel's number, the same on all its ranks and of no other channel of the world.
+    pub fn id(&self) -> u64 {
+        self.segment.id
+    }
+
     /// World ranks of the channel's ranks.
     pub fn members(&self) -> &[usize] {
         &self.members

@@ -1,13 +1,13 @@
 //! Host channel: the communicator of host memory that other backends use for set-up and control.
 
 use super::endpoint::Endpoint;
-use crate::contract::{Backend, BackendKind, Blocks, Call, Operation, RankGrid};
+use crate::contract::{Backend, BackendKind, Blocks, Call, Direction, Operation, RankGrid};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
 /// A communicator of host memory, as other backends use it: to gather a few words, to split, to grow.
 ///
-/// The host backend implements it. Backends hold it as `dyn HostChannel`, so that no backend depends on another.
+/// The host backend implements it, and UCX's to split in the same way. Backends hold it as `dyn HostChannel`, so that no backend depends on another.
 pub(crate) trait HostChannel: Backend {
     /// This rank's end of the channel.
     fn endpoint(&self) -> &Endpoint;
@@ -39,6 +39,12 @@ pub(crate) trait HostChannel: Backend {
         joiners: usize,
         backend: BackendKind,
     ) -> Result<(Box<dyn HostChannel>, u64)>;
+
+    /// A message of two words to or from another rank, apart from the user's: a step of a split by the members alone.
+    ///
+    /// # Safety
+    /// The direction has room for two words, until this returns.
+    unsafe fn exchange_words(&self, direction: Direction, rank: usize) -> Result<()>;
 
     /// Whether its ranks are threads of this process.
     fn is_of_threads(&self) -> bool {

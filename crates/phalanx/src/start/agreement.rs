@@ -115,9 +115,11 @@ pub(crate) fn agree(
     let meant = candidates.clone().find(|index| wanted.is_some() || would_surprise(index));
     match meant {
         None => {
-            let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi];
+            let others = [BackendKind::Nvshmem, BackendKind::Host, BackendKind::Mpi, BackendKind::Ucx];
             let reports = others.into_iter().find(|other| wanted.as_deref() == Some(other.name()));
-            Ok(reports.unwrap_or(otherwise))
+            // Host memory of several hosts is UCX's work.
+            let is_far = otherwise == BackendKind::Host && topology.num_hosts() > 1;
+            Ok(reports.unwrap_or(if is_far { BackendKind::Ucx } else { otherwise }))
         }
         Some(index) => {
             let rank = without(index).expect("or it had been chosen");
@@ -190,7 +192,8 @@ mod tests {
         let (topology, backend) = agreed(&[a(Ok(2)), b(Ok(1)), a(Ok(2))]).unwrap();
         assert_eq!((topology.num_hosts(), backend), (2, BackendKind::Nccl));
         let none = || Err("no driver");
-        assert_eq!(agreed(&[a(none()), b(none())]).unwrap().1, BackendKind::Host);
+        assert_eq!(agreed(&[a(none()), a(none())]).unwrap().1, BackendKind::Host);
+        assert_eq!(agreed(&[a(none()), b(none())]).unwrap().1, BackendKind::Ucx);
         let error = agreed(&[a(Ok(2)), a(Ok(2)), b(none())]).unwrap_err().to_string();
         assert!(error.contains("rank 2 on beta") && error.contains("no driver"), "{error}");
         let error = agreed(&[a(Ok(1)), b(Ok(1)), a(Ok(1))]).unwrap_err().to_string();

@@ -34,7 +34,7 @@ pub struct Choice {
 /// 3. RCCL, if the same holds for AMD's GPUs (by HIP and RCCL);
 /// 4. solo, for one rank;
 /// 5. MPI, for ranks that an MPI launcher started;
-/// 6. host memory.
+/// 6. host memory; over UCX, if the ranks turn out to be on several hosts.
 ///
 /// # Errors
 /// [`UsageError::Setting`] names a variable that makes no sense, or that is missing;

@@ -5,6 +5,8 @@ use super::mpi::join_mpi;
 use super::processes::{introduction, on_one_host};
 use super::{NewComm, Settings, agreement, job_store};
 use crate::backend::host::HostComm;
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+use crate::backend::ucx::{UcxComm, UcxWorld};
 use crate::contract::BackendKind;
 use crate::contract::hosts::HostTopology;
 use crate::control::endpoint::Endpoint;
@@ -12,6 +14,7 @@ use crate::rendezvous::environment::{Environment, Launcher, Place};
 use crate::rendezvous::store::Store;
 use crate::rendezvous::store::address::Listeners;
 use crate::types::error::{Error, Result, UnsupportedError};
+use std::sync::Arc;
 
 /// Creates the communicator of ranks that, by their launcher, are on several hosts.
 pub(super) fn on_hosts(
@@ -35,7 +38,7 @@ pub(super) fn on_hosts(
         drop(store);
         return join_mpi(Some(launcher), environment, settings);
     }
-    if topology.num_hosts() == 1 {
+    if topology.num_hosts() == 1 && backend != BackendKind::Ucx {
         // The nodes turn out to be one host.
         drop(store);
         return on_one_host(Some(backend), launcher, environment, settings);
@@ -57,7 +60,7 @@ pub(super) fn check_for_hosts(backend: BackendKind, topology: &HostTopology) -> 
     }
 }
 
-/// Creates the GPU communicator of ranks on several hosts that have joined a store.
+/// Creates the communicator of ranks on several hosts that have joined a store.
 pub(super) fn across_hosts(
     backend: BackendKind,
     store: Store,
@@ -65,6 +68,25 @@ pub(super) fn across_hosts(
     place: Place,
     settings: &Settings,
 ) -> Result<NewComm> {
+    if backend == BackendKind::Ucx {
+        return over_ucx(store, topology, place, settings);
+    }
     let control = HostComm::new(Endpoint::over(store, place.rank, topology, settings.timeout)?);
     on_gpu(backend, control, place.job, settings)
+}
+
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+fn over_ucx(store: Store, topology: HostTopology, place: Place, settings: &Settings) -> Result<NewComm> {
+    let ucx = UcxWorld::meet(&store, place.rank, &topology, settings.timeout)?;
+    let endpoint = Endpoint::over(store, place.rank, topology, settings.timeout)?;
+    Ok(NewComm::new(Arc::new(UcxComm::new(endpoint, ucx)), place.job))
+}
+
+#[cfg(not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little")))]
+fn over_ucx(_: Store, _: HostTopology, _: Place, _: &Settings) -> Result<NewComm> {
+    Err(Error::from(UnsupportedError {
+        what: "the backend ucx".into(),
+        why: "it is written for 64-bit little-endian machines, with the feature multi-host".into(),
+        remedy: "start all ranks on one host".into(),
+    }))
 }

@@ -99,6 +99,15 @@ fn make(choice: &Choice, mut settings: Settings) -> Result<NewComm> {
         {
             on_hosts(launcher.expect("asked just now"), environment, &settings, listener)
         }
+        BackendKind::Ucx => match launcher {
+            Some(launcher) => on_hosts(launcher, environment, &settings, listener),
+            None => Err(UnsupportedError {
+                what: "the backend ucx for a process that nothing has started as a rank".into(),
+                why: "its ranks meet at their job's store".into(),
+                remedy: "start the program with `phalanx launch`".into(),
+            }
+            .into()),
+        },
         BackendKind::Solo => Ok(NewComm::new(Arc::new(SoloComm::new(settings.timeout)), own_name())),
         BackendKind::Mpi => join_mpi(launcher, environment, &settings),
         backend => match launcher.filter(|launcher| launcher.world_size != Some(1)) {
@@ -135,6 +144,10 @@ pub(super) fn on_one_host(
     if backend == BackendKind::Mpi {
         drop(host);
         return join_mpi(Some(launcher), environment, settings);
+    }
+    if backend == BackendKind::Ucx {
+        drop(host);
+        return on_hosts(launcher, environment, settings, None);
     }
     of_host(backend, host, place.job, settings)
 }

@@ -39,7 +39,7 @@ pub(crate) fn run_threads<R: Send>(
     let body = |host: HostComm| {
         let comm = match backend {
             BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name.clone(), settings)?,
-            BackendKind::Mpi | BackendKind::Nvshmem => {
+            BackendKind::Mpi | BackendKind::Nvshmem | BackendKind::Ucx => {
                 return Err(Error::from(UnsupportedError {
                     what: format!("the backend {backend} for threads"),
                     why: "its ranks are processes".into(),

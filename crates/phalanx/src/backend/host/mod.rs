@@ -10,7 +10,6 @@
 //! | `grid.rs` | ranks in rows and columns |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
-//! | `split.rs` | communicators of some of the ranks |
 //!
 //! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
@@ -20,7 +19,6 @@ mod collective;
 mod exchange;
 mod grid;
 mod message;
-mod split;
 mod tunables;
 
 #[cfg(all(test, target_os = "linux"))]
@@ -30,21 +28,27 @@ mod tests;
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, RankGrid, Transfer, Wanted,
+    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer,
+    Wanted,
 };
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
+use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
 use crate::os::random_number;
 use crate::types::MAX_RANKS;
+use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
 use collective::{Collective, CollectiveState};
 use message::{Messages, Plane};
 use std::cell::UnsafeCell;
 use std::time::Duration;
+
+/// The tag of messages between the members of a new communicator. Those of an all_to_all_v, on the same plane, count from 1.
+const MEMBERS: u32 = u32::MAX;
 
 /// One rank's end of a communicator on the host.
 pub(crate) struct HostComm {
@@ -194,13 +198,13 @@ impl Backend for HostComm {
     }
 
     fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
-        let (part, number) = self.split_among(members).map_err(|error| self.closing(error))?;
+        let (part, number) = split_among(self, members).map_err(|error| self.closing(error))?;
         Ok((part, number))
     }
 
     unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
         // SAFETY: the caller's contract.
-        let parts = unsafe { self.split_in_grid(grid) }?;
+        let parts = unsafe { split_in_grid(self, grid) }?;
         Ok(parts.into_iter().map(|part| part as Box<dyn Backend>).collect())
     }
 
@@ -302,12 +306,19 @@ impl HostChannel for HostComm {
 
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
         // SAFETY: the caller's contract.
-        unsafe { self.split_by_color(color, key) }
+        unsafe { split_by_color(self, color, key) }
     }
 
     unsafe fn split_channel_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn HostChannel>>> {
         // SAFETY: the caller's contract.
-        unsafe { self.split_in_grid(grid) }
+        unsafe { split_in_grid(self, grid) }
+    }
+
+    unsafe fn exchange_words(&self, direction: Direction, rank: usize) -> Result<()> {
+        let transfer = Transfer::host(direction, rank, MEMBERS, DType::U64, 2);
+        // SAFETY: the caller's contract; it is waited for.
+        let id = unsafe { self.messages.post(&self.endpoint, transfer, Plane::Internal) }?;
+        self.messages.wait(&self.endpoint, id, &|| ())
     }
 
     unsafe fn grow_channel(

@@ -23,6 +23,11 @@ const YIELDING: Duration = Duration::from_millis(10);
 /// A sleep ends after this time at first, and after twice as much each time, up to the last; then the rank checks that the peers live.
 const FIRST_SLEEP: Duration = Duration::from_millis(1);
 const LAST_SLEEP: Duration = Duration::from_millis(50);
+/// A wait that nothing wakes sleeps this long between two polls, and looks at the peers after this time.
+const NAP: Duration = Duration::from_micros(50);
+const LOOK: Duration = Duration::from_millis(20);
+/// Data of a peer that has left may be under way for this long.
+const GRACE: Duration = Duration::from_secs(1);
 /// Time between two log lines of a rank that waits.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -147,18 +152,74 @@ impl Endpoint {
                 return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
             }
             slice = (slice * 2).min(LAST_SLEEP);
-            if logged.elapsed() > LOG_INTERVAL {
-                logged = RunInstant::now();
-                let (sequence, record) = pending();
-                let seen: Vec<_> =
-                    peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
-                crate::os::log::warn!(
-                    rank = self.rank,
-                    "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
-                    since.elapsed(),
-                    seen.join(", ")
-                );
+            self.log_wait(&peers, pending, since, &mut logged);
+        }
+    }
+
+    /// Logs now and then what this rank waits for.
+    fn log_wait(
+        &self,
+        peers: &[usize],
+        pending: &dyn Fn() -> PendingOperation,
+        since: RunInstant,
+        logged: &mut RunInstant,
+    ) {
+        if logged.elapsed() <= LOG_INTERVAL {
+            return;
+        }
+        *logged = RunInstant::now();
+        let (sequence, record) = pending();
+        let seen: Vec<_> =
+            peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
+        crate::os::log::warn!(
+            rank = self.rank,
+            "waiting since {:.1?} in {record} (operation number {sequence}) for {}",
+            since.elapsed(),
+            seen.join(", ")
+        );
+    }
+
+    /// Waits until `ready`, which polls what cannot wake this rank, such as a network: yields, then naps.
+    #[cold]
+    pub fn poll(
+        &self,
+        ready: &mut dyn FnMut() -> Result<bool>,
+        awaited: &dyn Fn() -> Peers,
+        pending: &dyn Fn() -> PendingOperation,
+    ) -> Result<()> {
+        let since = RunInstant::now();
+        while since.elapsed() < YIELDING {
+            std::thread::yield_now();
+            if ready()? {
+                return Ok(());
             }
+            self.check()?;
+        }
+        let (mut logged, mut looked, mut left) = (since, since, None);
+        let mut liveness = Liveness::new();
+        self.publish_wait(pending());
+        let mut waiting = AwaitedRank { word: &self.status(self.rank).waits_for, published: 0 };
+        loop {
+            std::thread::sleep(NAP);
+            if ready()? {
+                return Ok(());
+            }
+            self.check()?;
+            if looked.elapsed() < LOOK {
+                continue;
+            }
+            looked = RunInstant::now();
+            let peers = awaited();
+            if let Some(first) = peers.first() {
+                waiting.publish(self.members[*first] as u32 + 1);
+            }
+            match self.find_reason(&peers, pending, since, &mut liveness) {
+                None => {}
+                Some(ChannelFailure::Peer { event: PeerEvent::Left, .. })
+                    if left.get_or_insert(looked).elapsed() < GRACE => {}
+                Some(failure) => return if ready()? { Ok(()) } else { Err(self.fail(&failure)) },
+            }
+            self.log_wait(&peers, pending, since, &mut logged);
         }
     }
 

@@ -196,8 +196,9 @@ impl Environment {
             Some("nccl") => Ok(Some(BackendKind::Nccl)),
             Some("rccl") => Ok(Some(BackendKind::Rccl)),
             Some("nvshmem") => Ok(Some(BackendKind::Nvshmem)),
+            Some("ucx") => Ok(Some(BackendKind::Ucx)),
             Some(name) => {
-                let known = "solo, host, mpi, nccl, rccl, nvshmem or auto";
+                let known = "solo, host, mpi, ucx, nccl, rccl, nvshmem or auto";
                 Err(setting("PHALANX_BACKEND", name, known).into())
             }
         }

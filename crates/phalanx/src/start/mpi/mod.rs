@@ -51,7 +51,7 @@ pub(super) fn over_mpi(
     let backend = agreement::agree(&introductions, &topology, BackendKind::Mpi)?;
     crate::os::log::info!(backend = backend.name(), hosts = %topology, "the ranks have agreed, over MPI");
     let launcher = launcher.with_world_size(world.world_size());
-    if topology.num_hosts() == 1 && backend != BackendKind::Mpi {
+    if topology.num_hosts() == 1 && ![BackendKind::Mpi, BackendKind::Ucx].contains(&backend) {
         world.depart(Departure::Left);
         return on_one_host(Some(backend), &launcher, environment, settings);
     }

@@ -1,0 +1,223 @@
+//! Three hosts that `.ci/hosts` makes, and ranks of host memory on them, two on each: over UCX.
+
+use super::common::phalanx;
+use super::loopback::token_file;
+use super::node::Node;
+use super::rank::PART;
+use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::{suite, ucx};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Hosts, made for the first trial that needs them.
+pub struct Hosts {
+    state: PathBuf,
+}
+
+static HOSTS: OnceLock<Result<Hosts, String>> = OnceLock::new();
+
+/// Ends the hosts, if there are any.
+pub fn end() {
+    if let Some(Ok(hosts)) = HOSTS.get() {
+        let _ = hosts.command("down", &[]).status();
+        let _ = std::fs::remove_dir_all(&hosts.state);
+    }
+}
+
+/// Why there can be no hosts, or one of these programs is missing.
+pub fn obstacle(programs: &[&'static str]) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("hosts need root".to_owned());
+    }
+    let folders = std::env::var("PATH").unwrap_or_default();
+    let is_there = |program: &str| folders.split(':').any(|folder| Path::new(folder).join(program).exists());
+    let missing = programs.iter().find(|program| !is_there(program));
+    missing.map(|program| format!("{program} is not installed; .ci/tools does that"))
+}
+
+/// A trial that is ignored if there is an obstacle, unless it must run.
+pub fn trial(
+    name: String,
+    obstacle: Option<&String>,
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    let trial = Trial::test(name, run);
+    match obstacle {
+        None => trial,
+        Some(_) if std::env::var_os("PHALANX_TEST_NAMESPACES").is_some() => trial,
+        Some(why) => trial.with_kind(format!("cannot run: {why}")).with_ignored_flag(true),
+    }
+}
+
+impl Hosts {
+    pub fn get() -> Result<&'static Hosts, Failed> {
+        let hosts = HOSTS.get_or_init(|| {
+            let hosts = Hosts { state: format!("/run/phalanx-hosts-{}", std::process::id()).into() };
+            hosts.perform("up", &["3"]).map(|()| hosts)
+        });
+        hosts.as_ref().map_err(|error| error.clone().into())
+    }
+
+    pub fn command(&self, action: &str, arguments: &[&str]) -> Command {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/hosts");
+        let mut command = Command::new(script);
+        super::common::forget_settings(&mut command);
+        command.env("HOSTS_DIR", &self.state).arg(action).args(arguments);
+        command
+    }
+
+    pub fn perform(&self, action: &str, arguments: &[&str]) -> Result<(), String> {
+        let done = self.command(action, arguments).output().map_err(|error| error.to_string())?;
+        match done.status.success() {
+            true => Ok(()),
+            false => Err(format!("hosts {action}: {}", String::from_utf8_lossy(&done.stderr))),
+        }
+    }
+
+    /// A launcher on each host, with two ranks of this test program in a role.
+    fn launch(
+        &self,
+        port: u16,
+        part: &str,
+        options: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<[Node; 3], Failed> {
+        let program = std::env::current_exe()?;
+        // The hosts have folders for temporary files of their own, and share all others.
+        let token = token_file(&self.state, &format!("token-{port}"), "the secret of this test");
+        Ok([0, 1, 2].map(|host| {
+            let launcher = phalanx(&format!(
+                "launch --nnodes 3 --node-rank {host} --store h0:{port} --token-file {} -n 2 {options} --",
+                token.display()
+            ));
+            let mut command = self.command("run", &[&host.to_string()]);
+            command.arg(launcher.get_program()).args(launcher.get_args()).arg(&program);
+            command.env(PART, part).env("PHALANX_BACKEND", "auto");
+            command.env("PHALANX_TIMEOUT", "30").env("PHALANX_HEARTBEAT_TIMEOUT", "3");
+            command.envs(settings.iter().copied());
+            Node::start(command)
+        }))
+    }
+}
+
+pub fn trials() -> Vec<Trial> {
+    let obstacle = obstacle(&["ip", "nsenter"]);
+    let of_ucx = |name: &str, run: fn(&Hosts) -> Result<(), Failed>| {
+        let name = format!("hosts/ucx/{name}");
+        match ucx::missing() {
+            Some(reason) => suite::ignored(name, &reason),
+            None => trial(name, obstacle.as_ref(), move || run(Hosts::get()?)),
+        }
+    };
+    vec![
+        of_ucx("ranks_on_three_hosts_share_their_work", all_work),
+        of_ucx("a_killed_rank_is_named_by_ranks_and_launchers", killed_rank),
+        of_ucx("a_cut_off_host_is_named_by_ranks_and_launchers", cut_off_host),
+        of_ucx("the_others_go_on_without_a_cut_off_host", others_go_on),
+        of_ucx("an_outage_of_a_second_is_survived", outage),
+        of_ucx("a_host_without_the_library_is_told_how_to_get_it", without_library),
+        of_ucx("an_interface_that_is_not_there_is_named", wrong_interface),
+    ]
+}
+
+fn all_say(nodes: [Node; 3], what: &[&str]) -> Result<(), Failed> {
+    for node in nodes {
+        let said = node.end()?.1;
+        says(&said, what)?;
+    }
+    Ok(())
+}
+
+fn says(said: &str, what: &[&str]) -> Result<(), Failed> {
+    match what.iter().find(|part| !said.contains(**part)) {
+        None => Ok(()),
+        Some(part) => Err(format!("{part:?} should be there:\n{said}").into()),
+    }
+}
+
+fn all_work(hosts: &Hosts) -> Result<(), Failed> {
+    all_say(hosts.launch(29401, "init", "", &[])?, &["sum 21 on 3 host"])
+}
+
+/// Two ranks of each host loop until something is wrong. Answers the process of world rank 3, the second of host 1, by its id there.
+fn start_loop(nodes: &[Node; 3]) -> Result<String, Failed> {
+    for (node, rank) in nodes.iter().zip([1, 3, 5]) {
+        node.wait_for(&format!("[{rank}] looping "))?;
+    }
+    let said = nodes[1].said();
+    let of_rank = said.lines().find_map(|line| line.strip_prefix("[3] looping ")).map(str::to_owned);
+    Ok(of_rank.ok_or_else(|| format!("no process of rank 3: {said}"))?)
+}
+
+fn killed_rank(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29402, "loop", "", &[])?;
+    let process = start_loop(&nodes)?;
+    hosts.perform("run", &["1", "kill", "-9", &process])?;
+    let started = Instant::now();
+    let [first, _, third] = nodes;
+    for node in [first, third] {
+        says(&node.end()?.1, &["rank 3"])?;
+    }
+    match started.elapsed() < Duration::from_secs(10) {
+        true => Ok(()),
+        false => Err(format!("it took {:.1?}", started.elapsed()).into()),
+    }
+}
+
+fn with_cut(hosts: &Hosts, then: impl FnOnce() -> Result<(), Failed>) -> Result<(), Failed> {
+    hosts.perform("cut", &["1"])?;
+    let outcome = then();
+    hosts.perform("join", &["1"])?;
+    outcome
+}
+
+fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29403, "loop", "", &[])?;
+    start_loop(&nodes)?;
+    with_cut(hosts, || {
+        let [first, second, third] = nodes;
+        for node in [first, third] {
+            says(&node.end()?.1, &["node 1"])?;
+        }
+        second.end()?;
+        Ok(())
+    })
+}
+
+/// Four of six ranks shrink, and their sum is right.
+fn others_go_on(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29404, "loop, and shrink", "--keep-going", &[])?;
+    start_loop(&nodes)?;
+    with_cut(hosts, || {
+        let [first, second, third] = nodes;
+        for node in [first, third] {
+            says(&node.end()?.1, &["4 go on with the sum 4"])?;
+        }
+        second.end()?;
+        Ok(())
+    })
+}
+
+fn outage(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29405, "loop for 6 s", "", &[])?;
+    start_loop(&nodes)?;
+    with_cut(hosts, || {
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(())
+    })?;
+    all_say(nodes, &["the loop has ended"])
+}
+
+fn without_library(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29406, "init", "", &[("PHALANX_UCX_LIB", "/nowhere/libucp.so.0")])?;
+    let ways =
+        ["apt install libucx0", "pip install libucx-cu12", "conda install", "HPC-X", "PHALANX_UCX_LIB="];
+    all_say(nodes, &[&ways[..], &["6 ranks on 3 host(s)"]].concat())
+}
+
+fn wrong_interface(hosts: &Hosts) -> Result<(), Failed> {
+    let nodes = hosts.launch(29407, "init", "", &[("PHALANX_INTERFACE", "carrier-pigeon0")])?;
+    all_say(nodes, &["PHALANX_INTERFACE", "carrier-pigeon0", "10.77.0."])
+}

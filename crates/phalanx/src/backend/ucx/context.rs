@@ -1,0 +1,87 @@
+//! The loaded library, and its context: what UCX is told before it starts.
+
+use crate::types::error::{Error, LibraryError, Result, UsageError};
+use phalanx_sys::ucx::*;
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+/// The interface whose network is used, by its name.
+const INTERFACE: &str = "PHALANX_INTERFACE";
+
+/// The loaded library.
+pub(super) fn library() -> Result<&'static Ucx> {
+    static LIBRARY: OnceLock<std::result::Result<Ucx, LoadError>> = OnceLock::new();
+    let loaded = LIBRARY.get_or_init(|| {
+        let ucx = Ucx::load()?;
+        // Peers that end are this library's to report; UCX would also take over the handling of SIGSEGV.
+        ucx.set_default(c"LOG_LEVEL", c"fatal");
+        ucx.set_default(c"HANDLE_ERRORS", c"none");
+        Ok(ucx)
+    });
+    loaded.as_ref().map_err(|error| match error {
+        LoadError::NotFound(error) => Error::LibraryNotFound(Box::new(error.clone())),
+        LoadError::MissingFunction(error) => Error::MissingFunction(Box::new(error.clone())),
+    })
+}
+
+/// A context for so many ranks.
+pub(super) fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_context_h> {
+    let mut config = std::ptr::null_mut();
+    // SAFETY: a variable for the settings; no prefix, no file.
+    let read = unsafe { (ucx.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
+    check(ucx, read, "ucp_config_read")?;
+    let chosen = choose_interface(ucx, config);
+    // SAFETY: all fields may be zero; the mask says which count.
+    let params = ucp_params_t {
+        field_mask: UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+        features: UCP_FEATURE_AM,
+        estimated_num_eps: ranks,
+        ..unsafe { std::mem::zeroed() }
+    };
+    let mut context = std::ptr::null_mut();
+    let made = chosen.and_then(|()| {
+        let (major, minor) = OLDEST;
+        // SAFETY: parameters, settings, and a variable for the context.
+        let made =
+            unsafe { (ucx.ucp_init_version)(major, minor, &raw const params, config, &raw mut context) };
+        check(ucx, made, "ucp_init")
+    });
+    // SAFETY: the settings from above, which UCX has copied.
+    unsafe { (ucx.ucp_config_release)(config) };
+    made.map(|()| context)
+}
+
+/// Sets UCX's devices to the interface that the user has named, if so.
+fn choose_interface(ucx: &Ucx, config: ucp_config_t) -> Result<()> {
+    let Ok(interface) = std::env::var(INTERFACE) else { return Ok(()) };
+    let refused = || {
+        let expected =
+            format!("the name of an interface of this host: {}", crate::os::interfaces().join(", "));
+        Error::from(UsageError::Setting { name: INTERFACE.into(), value: interface.clone(), expected })
+    };
+    let known = |known: &String| known.split(' ').next() == Some(&*interface);
+    if !crate::os::interfaces().iter().any(known) {
+        return Err(refused());
+    }
+    let value = CString::new(&*interface).map_err(|_| refused())?;
+    // SAFETY: settings, and strings that are copied.
+    let set = unsafe { (ucx.ucp_config_modify)(config, c"NET_DEVICES".as_ptr(), value.as_ptr()) };
+    check(ucx, set, "ucp_config_modify")
+}
+
+/// The error of a status that is one.
+pub(super) fn check(ucx: &Ucx, status: ucs_status_t, function: &'static str) -> Result<()> {
+    if status == ucs_status_t::Ok {
+        return Ok(());
+    }
+    let (major, minor, release) = ucx.version();
+    Err(LibraryError {
+        library: format!("UCX {major}.{minor}.{release}"),
+        function,
+        code: status.0.into(),
+        text: ucx.describe(status),
+        context: None,
+        fatal: true,
+    }
+    .into())
+}

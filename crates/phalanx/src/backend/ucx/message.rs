@@ -1,0 +1,312 @@
+//! Messages of the user: posted sends and receives, each one of UCX's operations.
+
+use super::UcxComm;
+use super::mail::{Header, Kind, Matching};
+use super::wait::Awaited;
+use super::worker::{Outcome, Worker};
+use crate::contract::{Call, Direction, Envelope, Operation, OperationId, Transfer, Wanted};
+use crate::control::endpoint::{Peers, PendingOperation};
+use crate::control::failure::ChannelFailure;
+use crate::control::record::{ANY_RANK, CallRecord};
+use crate::os::RunInstant;
+use crate::os::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::error::{PeerEvent, Result, UsageError};
+use crate::types::op::ReductionCode;
+use std::collections::HashMap;
+
+/// A posted message.
+#[derive(Clone, Copy)]
+struct Message {
+    transfer: Transfer,
+    /// Of the messages to or from that peer, from 1.
+    number: u64,
+}
+
+impl Message {
+    fn pending(&self) -> PendingOperation {
+        (self.number, record(&self.transfer))
+    }
+}
+
+/// The messages of a communicator.
+pub(super) struct Messages {
+    /// By operation.
+    posted: HashMap<usize, Message>,
+    /// Sends and receives so far, of each peer.
+    numbers: Vec<[u64; 2]>,
+    /// Messages so far.
+    announced: u64,
+}
+
+impl Messages {
+    pub fn new(ranks: usize) -> Messages {
+        Messages { posted: HashMap::new(), numbers: vec![[0; 2]; ranks], announced: 0 }
+    }
+}
+
+/// A transfer as errors show it.
+fn record(transfer: &Transfer) -> CallRecord {
+    CallRecord {
+        operation: transfer.operation(),
+        dtype: transfer.dtype,
+        reduction: ReductionCode::Sum,
+        config: 0,
+        root: transfer.peer as u32,
+        count: transfer.count as u64,
+        counts: transfer.tag.into(),
+    }
+}
+
+impl UcxComm {
+    /// # Safety
+    /// As for [`Backend::post`](crate::contract::Backend::post).
+    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<OperationId> {
+        let Transfer { direction, peer, tag, dtype, count, .. } = transfer;
+        let matching = Matching { kind: Kind::User, number: 0, tag: tag.into() };
+        let bytes = count * dtype.size();
+        let mut messages = lock(&self.messages);
+        messages.announced += 1;
+        self.endpoint.own().announce_message(messages.announced, &record(&transfer));
+        let number = &mut messages.numbers[peer][usize::from(matches!(direction, Direction::Recv(_)))];
+        *number += 1;
+        let number = *number;
+        let operation = match direction {
+            Direction::Send(data) => {
+                let header = self.header(matching, dtype, bytes);
+                let header = Header { order: number, ..header };
+                // SAFETY: the caller's contract.
+                unsafe { self.send(peer, header, data) }?
+            }
+            // SAFETY: the caller's contract.
+            Direction::Recv(target) => unsafe { self.receive(peer, matching, target, bytes) },
+        };
+        messages.posted.insert(operation, Message { transfer, number });
+        Ok(OperationId(operation))
+    }
+
+    /// A header of this rank in this communicator.
+    pub(super) fn header(&self, matching: Matching, dtype: DType, bytes: usize) -> Header {
+        Header {
+            key: self.link.world.key,
+            channel: self.link.channel,
+            source: self.endpoint.rank as u32,
+            kind: matching.kind as u8,
+            dtype: dtype.code(),
+            number: matching.number,
+            tag: matching.tag,
+            marked: dtype.mark(bytes as u64),
+            ..Header::default()
+        }
+    }
+
+    /// # Safety
+    /// As for [`Worker::send`].
+    pub(super) unsafe fn send(&self, peer: usize, header: Header, data: *const u8) -> Result<usize> {
+        // SAFETY: the caller's contract.
+        unsafe { self.link.world.worker().send(self.endpoint.members()[peer], header, data) }
+    }
+
+    /// # Safety
+    /// As for [`Worker::receive`].
+    pub(super) unsafe fn receive(
+        &self,
+        peer: usize,
+        matching: Matching,
+        target: *mut u8,
+        len: usize,
+    ) -> usize {
+        let from = (peer, self.endpoint.members()[peer]);
+        // SAFETY: the caller's contract.
+        unsafe { self.link.world.worker().receive(self.link.channel, from, matching, target, len) }
+    }
+
+    fn message(&self, id: OperationId) -> Message {
+        lock(&self.messages).posted[&id.0]
+    }
+
+    /// An error for a receive from this rank itself that can never complete: no send is posted, and the thread that could post one waits.
+    pub(super) fn check_self_exchange(&self, id: OperationId, transfer: &Transfer) -> Result<()> {
+        let rank = self.endpoint.rank;
+        if transfer.peer != rank || !self.link.world.worker().is_waiting(id.0) {
+            return Ok(());
+        }
+        self.drop_message(id);
+        let operation = transfer.operation().name();
+        Err(UsageError::SelfExchange { operation, rank }.into())
+    }
+
+    /// Takes a message that is over; the error if both ends differ.
+    fn settle(&self, id: OperationId) -> Result<()> {
+        // Together: other threads look at all posted messages.
+        let (Message { transfer, number }, (outcome, header)) = {
+            let mut messages = lock(&self.messages);
+            let message = messages.posted.remove(&id.0).expect("a message is waited for once");
+            (message, self.take(id.0))
+        };
+        let Direction::Recv(_) = transfer.direction else { return Ok(()) };
+        let marked = transfer.dtype.mark((transfer.count * transfer.dtype.size()) as u64);
+        if outcome == Outcome::Complete && (header.dtype, header.marked) == (transfer.dtype.code(), marked) {
+            return Ok(());
+        }
+        let dtype = DType::decode(header.dtype, header.marked).map_or(DType::U8, |(dtype, _)| dtype);
+        let sent = Transfer {
+            direction: Direction::Send(std::ptr::null()),
+            peer: self.endpoint.rank,
+            dtype,
+            count: header.bytes() / dtype.size(),
+            ..transfer
+        };
+        let (ours, theirs) = ((self.endpoint.rank, record(&transfer)), (transfer.peer, record(&sent)));
+        let (lower, higher) = if ours.0 < theirs.0 { (ours, theirs) } else { (theirs, ours) };
+        Err(self.endpoint.fail(&ChannelFailure::Mismatch { sequence: number, lower, higher }))
+    }
+
+    /// Gives up a message, whose buffer nothing uses afterwards.
+    #[cold]
+    fn drop_message(&self, id: OperationId) {
+        let removed = lock(&self.messages).posted.remove(&id.0);
+        let Some(Message { transfer, .. }) = removed else { return };
+        if self.link.world.worker().forget(id.0).is_err() {
+            self.give_up(&mut vec![Awaited { operation: id.0, peer: transfer.peer }]);
+        }
+    }
+
+    pub(super) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        let message = self.message(id);
+        let awaited = [Awaited { operation: id.0, peer: message.transfer.peer }];
+        match self.await_all(&awaited, &|| message.pending(), meanwhile) {
+            Ok(()) => self.settle(id),
+            Err(error) => {
+                self.drop_message(id);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn test_message(&self, id: OperationId) -> Result<bool> {
+        let mut worker = self.link.world.worker();
+        worker.progress();
+        let is_over = matches!(worker.outcome(id.0), Some((Outcome::Complete | Outcome::WrongLength, _)));
+        drop(worker);
+        if is_over {
+            return self.settle(id).map(|()| true);
+        }
+        self.endpoint.check().map(|()| false).inspect_err(|_| self.drop_message(id))
+    }
+
+    /// [`test_message`](Self::test_message), which looks at the peer and the deadline as a wait does.
+    pub(super) fn test_message_since(&self, id: OperationId, since: RunInstant) -> Result<bool> {
+        if self.test_message(id)? {
+            return Ok(true);
+        }
+        self.link.world.worker().fetch_aside();
+        let message = self.message(id);
+        let pending = || message.pending();
+        let reason = self.endpoint.reason_to_give_up(message.transfer.peer, &pending, since);
+        match reason {
+            None => Ok(false),
+            // Its data may be under way: a wait looks at that.
+            Some(ChannelFailure::Peer { event: PeerEvent::Left, .. }) => {
+                self.wait_for_message(id, &|| ()).map(|()| true)
+            }
+            Some(reason) => {
+                let failure = self.endpoint.fail(&reason);
+                self.drop_message(id);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Advances all messages; answers one that is under way.
+    pub(super) fn progress_messages(&self) -> Option<PendingOperation> {
+        let messages = lock(&self.messages);
+        let mut worker = self.link.world.worker();
+        worker.progress();
+        let mut posted = messages.posted.iter();
+        let is_under_way = |worker: &mut Worker, operation| worker.outcome(operation).is_none();
+        posted
+            .find(|(operation, _)| is_under_way(&mut worker, **operation))
+            .map(|(_, message)| message.pending())
+    }
+
+    /// Waits until all messages are over. Their ids stay valid.
+    pub(super) fn finish_messages(&self) -> Result<()> {
+        let under_way = |messages: &Messages| {
+            let mut worker = self.link.world.worker();
+            let open = messages.posted.iter().filter(|(operation, _)| worker.outcome(**operation).is_none());
+            let awaited = |(operation, message): (&usize, &Message)| {
+                (Awaited { operation: *operation, peer: message.transfer.peer }, *message)
+            };
+            open.map(awaited).next()
+        };
+        loop {
+            let next = under_way(&lock(&self.messages));
+            let Some((awaited, message)) = next else { return Ok(()) };
+            self.await_all(&[awaited], &|| message.pending(), &|| ())?;
+        }
+    }
+
+    /// Waits until UCX uses no buffer of a message, after the communicator has failed. Whoever waits for a message still finds it.
+    pub(super) fn give_back_all(&self) {
+        let posted = lock(&self.messages).posted.clone();
+        self.let_go(|worker| {
+            let is_held = |(operation, _): &(&usize, &Message)| worker.is_moving(**operation);
+            posted.iter().filter(is_held).map(|(_, message)| message.transfer.peer).collect()
+        });
+    }
+
+    pub(super) fn probe_now(&self, wanted: Wanted) -> Option<Envelope> {
+        let mut worker = self.link.world.worker();
+        worker.progress();
+        worker.mail().probe(self.link.channel, wanted)
+    }
+
+    /// Waits for a message that no receive is for. A peer that has left can no longer send one; the others are waited for.
+    pub(super) fn wait_for_probe(&self, wanted: Wanted) -> Result<Envelope> {
+        let endpoint = &self.endpoint;
+        let mut record = CallRecord::of(&Call::empty(Operation::Recv));
+        record.root = wanted.source.map_or(ANY_RANK, |source| source as u32);
+        record.counts = wanted.tag.unwrap_or(0).into();
+        let number = wanted.source.map_or(0, |source| lock(&self.messages).numbers[source][1]) + 1;
+        let awaited = || match wanted.source {
+            Some(source) => Peers::One([source]),
+            None => {
+                let is_there = |peer: &usize| endpoint.gone(*peer) != Some(PeerEvent::Left);
+                let there: Vec<usize> = endpoint.peers().filter(is_there).collect();
+                Peers::Many(if there.is_empty() { endpoint.peers().collect() } else { there })
+            }
+        };
+        let mut found = None;
+        let ready = &mut || {
+            found = self.probe_now(wanted);
+            Ok(found.is_some())
+        };
+        endpoint.poll(ready, &awaited, &|| (number, record))?;
+        Ok(found.expect("waited for"))
+    }
+
+    /// A message of two words between members of a new communicator.
+    ///
+    /// # Safety
+    /// The direction has room for two words, until this returns.
+    pub(super) unsafe fn exchange_internal(&self, direction: Direction, peer: usize) -> Result<()> {
+        let matching = Matching { kind: Kind::Internal, number: 0, tag: 0 };
+        let transfer = Transfer::host(direction, peer, 0, DType::U64, 2);
+        let posted = match direction {
+            // SAFETY: the caller's contract.
+            Direction::Send(data) => unsafe { self.send(peer, self.header(matching, DType::U64, 16), data) },
+            // SAFETY: the caller's contract.
+            Direction::Recv(target) => Ok(unsafe { self.receive(peer, matching, target, 16) }),
+        };
+        let operation = posted.map_err(|error| self.closing(error))?;
+        let mut awaited = vec![Awaited { operation, peer }];
+        let done = self.await_all(&awaited, &|| (0, record(&transfer)), &|| ());
+        if let Err(error) = done {
+            self.give_up(&mut awaited);
+            return Err(error);
+        }
+        self.take(operation);
+        Ok(())
+    }
+}

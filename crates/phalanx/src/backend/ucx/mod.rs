@@ -1,0 +1,320 @@
+//! The UCX backend: host memory of ranks on several hosts. UCX, found at run time, moves the bytes; the job's store carries what the
+//! ranks agree on (`control/relay/`).
+//!
+//! | file | what |
+//! |---|---|
+//! | `world.rs` | UCX of this process, which all its communicators share: how it starts and ends |
+//! | `context.rs` | the loaded library and its settings |
+//! | `worker.rs` | UCX's worker and endpoints: sends, receives, and when they are over |
+//! | `mail.rs` | which message is for which receive |
+//! | `wait.rs` | waits, and giving up on them |
+//! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
+//! | `collective.rs`, `collective/` | the algorithms |
+//! | `message.rs` | messages of the user |
+//!
+//! # Messages
+//! All are UCX's active messages: a header of ours in front of the data. It has a secret of the world, since UCX's port takes messages of
+//! anybody, and for collectives the fingerprint of all calls so far, so that a mismatch is seen where the first message comes.
+//!
+//! # Giving up
+//! UCX may use a buffer until its request is over. A rank that gives up closes its channel, after which messages of peers that are
+//! under way are dropped, here and there; a peer that does not take part in that loses its connection. Only then the error is returned.
+
+mod choose;
+mod collective;
+mod context;
+mod mail;
+mod message;
+mod tunables;
+mod wait;
+mod worker;
+mod world;
+
+pub(crate) use world::UcxWorld;
+
+use crate::contract::hosts::HostTopology;
+use crate::contract::{
+    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer,
+    Wanted,
+};
+use crate::control::endpoint::Endpoint;
+use crate::control::failure::ChannelFailure;
+use crate::control::host_channel::HostChannel;
+use crate::control::split::{split_among, split_by_color, split_in_grid};
+use crate::os::RunInstant;
+use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::memory::Allocation;
+use collective::CollectiveState;
+use message::Messages;
+use std::cell::UnsafeCell;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// One rank's end of a communicator over UCX.
+pub(crate) struct UcxComm {
+    endpoint: Endpoint,
+    link: Link,
+    /// Touched only inside `collective` and `split`, which one thread at a time may call.
+    state: UnsafeCell<CollectiveState>,
+    messages: Mutex<Messages>,
+}
+
+// SAFETY: `state` is the only part that is not `Sync` by itself; the contract of `Backend::collective` and `Backend::split` says that
+// one thread at a time uses it.
+unsafe impl Sync for UcxComm {}
+
+/// The communicator's channel in the world.
+struct Link {
+    world: Arc<UcxWorld>,
+    channel: u64,
+    /// How often the connection to each rank had broken when the communicator began.
+    failures: Vec<u64>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.world.is_copy() {
+            self.world.worker().close_channel(self.channel);
+        }
+    }
+}
+
+impl UcxComm {
+    /// A communicator over a rank's place in a channel.
+    pub fn new(endpoint: Endpoint, world: Arc<UcxWorld>) -> UcxComm {
+        let (channel, ranks) = (endpoint.id(), endpoint.ranks);
+        let mut worker = world.worker();
+        worker.mail().open(channel, ranks);
+        let failures = endpoint.members().iter().map(|member| worker.failures(*member)).collect();
+        drop(worker);
+        let link = Link { world, channel, failures };
+        let state = UnsafeCell::new(CollectiveState::new(ranks));
+        UcxComm { endpoint, link, state, messages: Mutex::new(Messages::new(ranks)) }
+    }
+
+    /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
+    #[cold]
+    fn closing(&self, error: Error) -> Error {
+        let error = match error {
+            Error::System(_) | Error::Library(_) if !self.endpoint.has_failed() => {
+                self.endpoint.fail_refused(&error)
+            }
+            error => error,
+        };
+        if error.is_fatal() && !self.endpoint.is_copy() {
+            self.link.world.worker().close_channel(self.link.channel);
+        }
+        error
+    }
+}
+
+impl Backend for UcxComm {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Ucx
+    }
+
+    fn rank(&self) -> usize {
+        self.endpoint.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.endpoint.ranks
+    }
+
+    fn set_name(&self, name: &str) {
+        let _ = self.endpoint.name.set(name.to_owned());
+    }
+
+    fn set_given_name(&self, name: &str) {
+        let _ = self.endpoint.given_name.set(name.to_owned());
+    }
+
+    fn host_topology(&self) -> HostTopology {
+        let members = self.endpoint.members();
+        self.endpoint
+            .world
+            .topology()
+            .map_or_else(|| HostTopology::one_host(members.len()), |topology| topology.of_members(members))
+    }
+
+    unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
+        self.endpoint.check()?;
+        // SAFETY: one thread at a time is inside, says the caller.
+        let state = unsafe { &mut *self.state.get() };
+        // SAFETY: the caller's contract.
+        unsafe { self.carry_out(state, call) }.map_err(|error| self.closing(error))
+    }
+
+    unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
+        self.endpoint.check()?;
+        // SAFETY: the caller's contract.
+        unsafe { self.post_message(transfer) }.map_err(|error| self.closing(error))
+    }
+
+    unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
+        begun();
+        // SAFETY: the caller's contract.
+        let id = unsafe { self.post(transfer) }?;
+        self.check_self_exchange(id, &transfer)?;
+        self.wait(id, &|| ())
+    }
+
+    fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        self.endpoint.check()?;
+        Ok(self.probe_now(wanted))
+    }
+
+    fn probe(&self, wanted: Wanted) -> Result<Envelope> {
+        self.endpoint.check()?;
+        self.wait_for_probe(wanted).map_err(|error| self.closing(error))
+    }
+
+    fn wait(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
+        self.endpoint.check_owner()?;
+        self.wait_for_message(id, meanwhile).map_err(|error| self.closing(error))
+    }
+
+    fn test(&self, id: OperationId) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        self.test_message(id).map_err(|error| self.closing(error))
+    }
+
+    fn test_waited(&self, id: OperationId, since: RunInstant) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        self.test_message_since(id, since).map_err(|error| self.closing(error))
+    }
+
+    fn progress(&self) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        Ok(self.progress_messages().is_some())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.endpoint.check()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.endpoint.check_owner()?;
+        self.finish_messages().map_err(|error| self.closing(error))?;
+        self.check()
+    }
+
+    unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
+        // SAFETY: the caller's contract.
+        let part = unsafe { self.split_channel(color, key) }?;
+        Ok(part.map(|part| part as Box<dyn Backend>))
+    }
+
+    fn split_members(&self, members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {
+        let (part, number) = split_among(self, members).map_err(|error| self.closing(error))?;
+        Ok((part, number))
+    }
+
+    unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
+        // SAFETY: the caller's contract.
+        let parts = unsafe { self.split_channel_grid(grid) }?;
+        Ok(parts.into_iter().map(|part| part as Box<dyn Backend>).collect())
+    }
+
+    fn collectives_of_split(&self) -> u64 {
+        3
+    }
+
+    fn collectives_of_split_grid(&self, _groups: usize) -> u64 {
+        2
+    }
+
+    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+        let (shrunk, round) = self.endpoint.shrink()?;
+        let mut shrunk = UcxComm::new(shrunk, self.link.world.clone());
+        // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
+        // SAFETY: nobody else has the communicator yet.
+        unsafe { shrunk.collective(&Call::empty(Operation::Barrier)) }?;
+        shrunk.link.failures = {
+            let worker = self.link.world.worker();
+            shrunk.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
+        };
+        Ok((Box::new(shrunk), round))
+    }
+
+    fn agree(&self, flag: bool) -> Result<bool> {
+        self.endpoint.agree(flag)
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        let block = self.endpoint.world.alloc(bytes)?;
+        Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.endpoint.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.endpoint.set_timeout(timeout);
+    }
+
+    fn abort(&self) {
+        if self.endpoint.is_copy() {
+            return;
+        }
+        self.endpoint.fail(&ChannelFailure::Aborted { rank: self.endpoint.rank });
+        self.give_back_all();
+    }
+
+    fn abandon(&self) {
+        if self.endpoint.is_copy() {
+            return;
+        }
+        self.endpoint.fail_panicked();
+        self.give_back_all();
+    }
+
+    fn depart(&self, departure: Departure) {
+        if !self.endpoint.is_copy() {
+            self.flush();
+        }
+        self.endpoint.depart(departure);
+    }
+}
+
+impl HostChannel for UcxComm {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn into_endpoint(self: Box<Self>) -> Endpoint {
+        self.endpoint
+    }
+
+    fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel> {
+        Box::new(UcxComm::new(endpoint, self.link.world.clone()))
+    }
+
+    unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
+        // SAFETY: the caller's contract.
+        unsafe { split_by_color(self, color, key) }
+    }
+
+    unsafe fn split_channel_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn HostChannel>>> {
+        // SAFETY: the caller's contract.
+        unsafe { split_in_grid(self, grid) }
+    }
+
+    unsafe fn exchange_words(&self, direction: Direction, rank: usize) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.exchange_internal(direction, rank) }
+    }
+
+    unsafe fn grow_channel(
+        &self,
+        _joiners: usize,
+        backend: BackendKind,
+    ) -> Result<(Box<dyn HostChannel>, u64)> {
+        Err(Error::from(UnsupportedError {
+            what: "grow".into(),
+            why: format!("the ranks of the backend {backend} are on several hosts"),
+            remedy: "start the job again with more ranks".into(),
+        }))
+    }
+}

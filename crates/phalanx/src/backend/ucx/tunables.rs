@@ -1,0 +1,31 @@
+//! The values by which algorithms are chosen and waits are made. Measured on hosts of one machine, over TCP (docs/benchmarks).
+
+use std::time::Duration;
+
+/// Polls of a wait before it yields, if every rank of this host has a core.
+pub(super) const POLLS: u32 = 200;
+/// The same, if ranks share cores.
+pub(super) const POLLS_CROWDED: u32 = 4;
+
+/// Bytes of a piece of a long reduction, of each rank. The next piece is under way while one is combined.
+pub(super) const PIECE: usize = 256 << 10;
+
+/// An all_reduce goes in one phase if a rank gets at most so many bytes in it.
+pub(super) const ONE_PHASE: usize = 16 << 10;
+
+/// A broadcast of more bytes goes in parts: each rank passes one on.
+pub(super) const BROADCAST_IN_PARTS: usize = 64 << 10;
+
+/// Ranks from which on short operations go in rounds, in which a rank sends to one other.
+pub(super) const ROUNDS: usize = 5;
+
+/// A connection that has broken is a reason to fail after this time. Before, the store may know more.
+pub(super) const BROKEN: Duration = Duration::from_secs(3);
+
+/// How long peers may take to drop what this rank has given up, before it closes its connections to them.
+pub(super) const GIVING_UP: Duration = Duration::from_millis(500);
+/// How long UCX may take to let go of buffers after that.
+pub(super) const LETTING_GO: Duration = Duration::from_secs(20);
+
+/// How long the records of a rank that called something else may take to come over the store.
+pub(super) const RECORDS_COME: Duration = Duration::from_secs(2);

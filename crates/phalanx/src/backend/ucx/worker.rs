@@ -1,0 +1,545 @@
+//! UCX in this process: a context, its worker, and an endpoint for each peer that was sent something.
+//!
+//! One thread at a time uses it ([`UcxWorld`](super::world::UcxWorld) has the lock). UCX calls back into it only from inside its own
+//! calls: while one runs, no reference to the [`Mail`] lives.
+
+use super::context::{check, create_context, library};
+use super::mail::{Body, Delivery, Header, Mail, Matching, Posted};
+use crate::control::segment::SegmentId;
+use crate::types::error::Result;
+use phalanx_sys::ucx::*;
+use std::cell::UnsafeCell;
+use std::ffi::{c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU64, Ordering};
+
+/// The number of our messages among UCX's active messages.
+const MESSAGE: c_uint = 0;
+
+/// A send or a receive that is under way.
+struct Operation {
+    /// Where UCX finds a message's header until it is sent.
+    header: Box<Header>,
+    state: State,
+    /// The channel and the rank in it that a receive is from.
+    from: (SegmentId, usize),
+    /// World rank of the peer.
+    peer: usize,
+    target: *mut u8,
+    len: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Free,
+    /// A receive without a message.
+    Waiting,
+    /// UCX uses the buffer.
+    Moving(*mut c_void),
+    /// The data comes to memory aside, by its number.
+    Aside(usize),
+    Over(Outcome),
+}
+
+/// Memory for a message that no receive is for, so that its sender can go on.
+struct Aside {
+    bytes: Vec<u8>,
+    state: State,
+    /// Nobody needs it: it is freed when UCX has let go of it.
+    is_dropped: bool,
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Complete,
+    /// The message had another length.
+    WrongLength,
+    /// The connection to the peer broke, or UCX refused.
+    Broken,
+}
+
+/// What UCX tells of a peer's endpoint, from inside of its calls.
+#[derive(Default)]
+struct Health {
+    is_down: AtomicBool,
+    failures: AtomicU64,
+    status: AtomicI8,
+}
+
+struct Peer {
+    address: Vec<u8>,
+    endpoint: Option<ucp_ep_h>,
+    health: Box<Health>,
+}
+
+pub(super) struct Worker {
+    ucx: &'static Ucx,
+    context: ucp_context_h,
+    worker: ucp_worker_h,
+    mail: Box<UnsafeCell<Mail>>,
+    /// By world rank.
+    peers: Vec<Peer>,
+    operations: Vec<Operation>,
+    free: Vec<usize>,
+    asides: Vec<Option<Aside>>,
+    /// Requests of endpoints that are being closed.
+    closing: Vec<*mut c_void>,
+    rank: usize,
+    warned: bool,
+}
+
+// SAFETY: a worker in serialized mode may be used by any thread, one at a time; so may all else behind the pointers.
+unsafe impl Send for Worker {}
+
+impl Worker {
+    /// A worker without peers, as world rank `rank` of so many.
+    pub fn create(key: [u64; 2], rank: usize, ranks: usize) -> Result<Worker> {
+        let ucx = library()?;
+        let context = create_context(ucx, ranks)?;
+        // SAFETY: all fields may be zero; the mask says which count.
+        let params = ucp_worker_params_t {
+            field_mask: UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+            thread_mode: UCS_THREAD_MODE_SERIALIZED,
+            ..unsafe { std::mem::zeroed() }
+        };
+        let mut worker = std::ptr::null_mut();
+        // SAFETY: a context, parameters, and a variable for the worker.
+        let created = unsafe { (ucx.ucp_worker_create)(context, &raw const params, &raw mut worker) };
+        if let Err(error) = check(ucx, created, "ucp_worker_create") {
+            // SAFETY: a context without workers.
+            unsafe { (ucx.ucp_cleanup)(context) };
+            return Err(error);
+        }
+        let mail = Box::new(UnsafeCell::new(Mail::new(key)));
+        let made = Worker {
+            ucx,
+            context,
+            worker,
+            peers: Vec::new(),
+            operations: Vec::new(),
+            free: Vec::new(),
+            asides: Vec::new(),
+            closing: Vec::new(),
+            rank,
+            warned: false,
+            mail,
+        };
+        let handler = ucp_am_handler_param_t {
+            field_mask: UCP_AM_HANDLER_PARAM_FIELDS,
+            id: MESSAGE,
+            flags: UCP_AM_FLAG_WHOLE_MSG,
+            cb: Some(on_message),
+            arg: made.mail.get().cast(),
+        };
+        // SAFETY: the mail lives until the worker is destroyed.
+        let set = unsafe { (ucx.ucp_worker_set_am_recv_handler)(worker, &raw const handler) };
+        check(ucx, set, "ucp_worker_set_am_recv_handler").map(|()| made)
+    }
+
+    /// Where peers find this worker.
+    pub fn address(&self) -> Result<Vec<u8>> {
+        // SAFETY: all fields may be zero.
+        let mut attr: ucp_worker_attr_t = unsafe { std::mem::zeroed() };
+        attr.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS;
+        // SAFETY: a worker, and a structure for the answer.
+        let asked = unsafe { (self.ucx.ucp_worker_query)(self.worker, &raw mut attr) };
+        check(self.ucx, asked, "ucp_worker_query")?;
+        // SAFETY: the answer has so many bytes, until it is released.
+        unsafe {
+            let address = std::slice::from_raw_parts(attr.address.cast::<u8>(), attr.address_length).to_vec();
+            (self.ucx.ucp_worker_release_address)(self.worker, attr.address);
+            Ok(address)
+        }
+    }
+
+    /// Tells it the addresses of all ranks of the world.
+    pub fn meet(&mut self, addresses: Vec<Vec<u8>>, key: [u64; 2]) {
+        let peer = |address| Peer { address, endpoint: None, health: Box::default() };
+        self.peers = addresses.into_iter().map(peer).collect();
+        *self.mail.get_mut() = Mail::new(key);
+    }
+
+    /// The mail, for a moment in which UCX is not called.
+    pub fn mail(&mut self) -> &mut Mail {
+        self.mail.get_mut()
+    }
+
+    /// Drops what has come for a channel, and what still comes.
+    pub fn close_channel(&mut self, channel: SegmentId) {
+        self.mail.get_mut().close(channel);
+        self.deliver();
+    }
+
+    /// How often the connection to a peer has broken.
+    pub fn failures(&self, peer: usize) -> u64 {
+        self.peers[peer].health.failures.load(Ordering::Relaxed)
+    }
+
+    /// UCX's text for the last failure of a peer's connection.
+    pub fn last_failure(&self, peer: usize) -> String {
+        self.ucx.describe(ucs_status_t(self.peers[peer].health.status.load(Ordering::Relaxed)))
+    }
+
+    /// Lets UCX work, and starts what has become possible by that.
+    pub fn progress(&mut self) {
+        // SAFETY: no reference to the mail lives.
+        while unsafe { (self.ucx.ucp_worker_progress)(self.worker) } != 0 {}
+        let mail = self.mail.get_mut();
+        if !mail.deliveries.is_empty() || !mail.unwanted.is_empty() || !mail.dropped.is_empty() {
+            self.deliver();
+        }
+        let mail = self.mail.get_mut();
+        if mail.strangers > 0 && !self.warned {
+            self.warned = true;
+            crate::os::log::warn!(
+                "a message that is not of this job's ranks has come to UCX's port: it does not count"
+            );
+        }
+    }
+
+    /// Carries out what the mail has decided.
+    fn deliver(&mut self) {
+        for (operation, header, delivery) in std::mem::take(&mut self.mail.get_mut().deliveries) {
+            *self.operations[operation].header = header;
+            self.operations[operation].state = match delivery {
+                Delivery::Complete => State::Over(Outcome::Complete),
+                Delivery::WrongLength => State::Over(Outcome::WrongLength),
+                Delivery::Fetch(descriptor) => {
+                    let Operation { target, len, .. } = self.operations[operation];
+                    // SAFETY: room for the data until the request is over, says whoever posted the receive.
+                    unsafe { self.fetch(descriptor, target, len) }
+                }
+                Delivery::FromAside(number) => State::Aside(number),
+            };
+        }
+        for descriptor in std::mem::take(&mut self.mail.get_mut().unwanted) {
+            // SAFETY: a descriptor that was kept and is not received.
+            unsafe { (self.ucx.ucp_am_data_release)(self.worker, descriptor) };
+        }
+        for number in std::mem::take(&mut self.mail.get_mut().dropped) {
+            self.drop_aside(number);
+        }
+    }
+
+    /// Fetches what the user's senders wait to send and no receive is for, so that they can go on.
+    pub fn fetch_aside(&mut self) {
+        for message in self.mail.get_mut().unfetched() {
+            let mut bytes = vec![0u8; message.len];
+            // SAFETY: the memory is kept until the request is over.
+            let state = unsafe { self.fetch(message.descriptor, bytes.as_mut_ptr(), message.len) };
+            let aside = Some(Aside { bytes, state, is_dropped: false });
+            let number = self.asides.iter().position(Option::is_none).unwrap_or_else(|| {
+                self.asides.push(None);
+                self.asides.len() - 1
+            });
+            self.asides[number] = aside;
+            self.mail.get_mut().fetch_aside(&message, number);
+        }
+        for number in 0..self.asides.len() {
+            if self.asides[number].as_ref().is_some_and(|aside| aside.is_dropped) {
+                self.drop_aside(number);
+            }
+        }
+    }
+
+    /// Frees memory aside, at the latest when UCX has let go of it.
+    fn drop_aside(&mut self, number: usize) {
+        let ucx = self.ucx;
+        let Some(aside) = &mut self.asides[number] else { return };
+        aside.is_dropped = true;
+        if settled(ucx, &mut aside.state).is_some() {
+            self.asides[number] = None;
+        }
+    }
+
+    /// # Safety
+    /// `target` has room for `len` bytes until the request is over.
+    unsafe fn fetch(&self, descriptor: *mut c_void, target: *mut u8, len: usize) -> State {
+        let params = ucp_request_param_t::on_host(0);
+        // SAFETY: a descriptor that was kept; the caller's contract.
+        let answer = unsafe {
+            (self.ucx.ucp_am_recv_data_nbx)(self.worker, descriptor, target.cast(), len, &raw const params)
+        };
+        state_of(answer)
+    }
+
+    /// The endpoint of a peer, made if there is none.
+    fn endpoint(&mut self, peer: usize) -> Result<ucp_ep_h> {
+        if self.peers[peer].health.is_down.swap(false, Ordering::Relaxed) {
+            self.disconnect(peer);
+        }
+        let Peer { address, endpoint, health } = &mut self.peers[peer];
+        if let Some(endpoint) = endpoint {
+            return Ok(*endpoint);
+        }
+        // SAFETY: all fields may be zero; the mask says which count.
+        let params = ucp_ep_params_t {
+            field_mask: UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+                | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
+                | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+            address: address.as_ptr().cast(),
+            err_mode: UCP_ERR_HANDLING_MODE_PEER,
+            err_handler: ucp_err_handler_t { cb: Some(on_failure), arg: (&raw mut **health).cast() },
+            ..unsafe { std::mem::zeroed() }
+        };
+        let mut made = std::ptr::null_mut();
+        // SAFETY: a worker, parameters, and a variable for the endpoint; the health lives until the worker is destroyed.
+        let created = unsafe { (self.ucx.ucp_ep_create)(self.worker, &raw const params, &raw mut made) };
+        check(self.ucx, created, "ucp_ep_create")?;
+        *endpoint = Some(made);
+        Ok(made)
+    }
+
+    /// Closes the connection to a peer. All requests on it end soon.
+    pub fn disconnect(&mut self, peer: usize) {
+        let Some(endpoint) = self.peers[peer].endpoint.take() else { return };
+        self.close(endpoint, UCP_EP_CLOSE_FLAG_FORCE);
+    }
+
+    fn close(&mut self, endpoint: ucp_ep_h, flags: u32) {
+        let params = ucp_request_param_t::on_host(flags);
+        // SAFETY: an endpoint that nobody uses any more.
+        let answer = unsafe { (self.ucx.ucp_ep_close_nbx)(endpoint, &raw const params) };
+        if let Answer::Request(request) = Answer::of(answer) {
+            self.closing.push(request);
+        }
+    }
+
+    /// Adds an operation; the memory of an earlier one's header is used again.
+    fn insert(
+        &mut self,
+        header: Header,
+        from: (SegmentId, usize),
+        peer: usize,
+        buffer: (*mut u8, usize),
+    ) -> usize {
+        let (state, (target, len)) = (State::Waiting, buffer);
+        if let Some(index) = self.free.pop() {
+            let operation = &mut self.operations[index];
+            *operation.header = header;
+            (operation.state, operation.from, operation.peer) = (state, from, peer);
+            (operation.target, operation.len) = buffer;
+            return index;
+        }
+        let header = Box::new(header);
+        self.operations.push(Operation { header, state, from, peer, target, len });
+        self.operations.len() - 1
+    }
+
+    /// Starts to send a message to a world rank.
+    ///
+    /// # Safety
+    /// As many bytes as the header says can be read at `data` until the operation is over.
+    pub unsafe fn send(&mut self, peer: usize, header: Header, data: *const u8) -> Result<usize> {
+        let (len, from, nowhere) = (header.bytes(), (header.channel, 0), (std::ptr::null_mut(), 0));
+        if peer == self.rank {
+            let mail = self.mail.get_mut();
+            if mail.takes(&header) {
+                // SAFETY: the caller's contract.
+                unsafe { mail.take_eager(header, data) };
+            }
+            let operation = self.insert(header, from, peer, nowhere);
+            self.operations[operation].state = State::Over(Outcome::Complete);
+            self.deliver();
+            return Ok(operation);
+        }
+        let endpoint = self.endpoint(peer)?;
+        let operation = self.insert(header, from, peer, nowhere);
+        let header: *const Header = &raw const *self.operations[operation].header;
+        let params = ucp_request_param_t::on_host(0);
+        // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
+        let answer = unsafe {
+            let header_len = size_of::<Header>();
+            (self.ucx.ucp_am_send_nbx)(
+                endpoint,
+                MESSAGE,
+                header.cast(),
+                header_len,
+                data.cast(),
+                len,
+                &raw const params,
+            )
+        };
+        self.operations[operation].state = state_of(answer);
+        Ok(operation)
+    }
+
+    /// Posts a receive from `source`, a rank of the channel and world rank `peer`.
+    ///
+    /// # Safety
+    /// `target` has room for `len` bytes, which nothing else touches, until the operation is over.
+    pub unsafe fn receive(
+        &mut self,
+        channel: SegmentId,
+        (source, peer): (usize, usize),
+        matching: Matching,
+        target: *mut u8,
+        len: usize,
+    ) -> usize {
+        let operation = self.insert(Header::default(), (channel, source), peer, (target, len));
+        let mail = self.mail.get_mut();
+        mail.post(channel, source, Posted { operation, matching, target, len });
+        if !mail.deliveries.is_empty() {
+            self.deliver();
+        }
+        operation
+    }
+
+    /// How an operation ended, if it has, and the header that came (or went) with it.
+    pub fn outcome(&mut self, operation: usize) -> Option<(Outcome, Header)> {
+        let Operation { state, header, target, len, .. } = &mut self.operations[operation];
+        if let State::Aside(number) = *state {
+            let aside = self.asides[number].as_mut().expect("kept until its receive is over");
+            let outcome = settled(self.ucx, &mut aside.state)?;
+            if outcome == Outcome::Complete {
+                // SAFETY: the receive's place has room for as many bytes, which nothing else touches.
+                unsafe { std::ptr::copy_nonoverlapping(aside.bytes.as_ptr(), *target, *len) };
+            }
+            self.asides[number] = None;
+            *state = State::Over(outcome);
+        }
+        settled(self.ucx, state).map(|outcome| (outcome, **header))
+    }
+
+    /// Forgets an operation that is over, or a receive whose message has not come. Otherwise answers its peer: UCX uses its buffer.
+    pub fn forget(&mut self, operation: usize) -> std::result::Result<(), usize> {
+        if self.outcome(operation).is_none() {
+            let Operation { state, from, peer, .. } = self.operations[operation];
+            match state {
+                State::Waiting => self.mail.get_mut().withdraw(from.0, from.1, operation),
+                State::Aside(number) => self.drop_aside(number),
+                _ => return Err(peer),
+            }
+        }
+        self.operations[operation].state = State::Free;
+        self.free.push(operation);
+        Ok(())
+    }
+
+    /// Whether UCX uses the operation's buffer.
+    pub fn is_moving(&mut self, operation: usize) -> bool {
+        let state = &mut self.operations[operation].state;
+        matches!(state, State::Moving(_)) && settled(self.ucx, state).is_none()
+    }
+
+    /// Whether a receive waits for its message.
+    pub fn is_waiting(&self, operation: usize) -> bool {
+        self.operations[operation].state == State::Waiting
+    }
+
+    /// Starts to hand all that was sent to the network; `false` if that is done.
+    pub fn flush(&mut self) -> Option<*mut c_void> {
+        let params = ucp_request_param_t::on_host(0);
+        // SAFETY: a worker.
+        match Answer::of(unsafe { (self.ucx.ucp_worker_flush_nbx)(self.worker, &raw const params) }) {
+            Answer::Request(request) => Some(request),
+            Answer::Complete | Answer::Error(_) => None,
+        }
+    }
+
+    /// Whether a request of [`flush`](Self::flush) is over; it is freed then.
+    pub fn is_over(&self, request: *mut c_void) -> bool {
+        // SAFETY: a request that is not freed.
+        let is_over = unsafe { (self.ucx.ucp_request_check_status)(request) } != ucs_status_t::InProgress;
+        if is_over {
+            // SAFETY: as above; it is over.
+            unsafe { (self.ucx.ucp_request_free)(request) };
+        }
+        is_over
+    }
+
+    /// Begins to close all connections: what was sent still goes.
+    pub fn begin_to_close(&mut self) {
+        for peer in 0..self.peers.len() {
+            if let Some(endpoint) = self.peers[peer].endpoint.take() {
+                let flags = match self.peers[peer].health.is_down.load(Ordering::Relaxed) {
+                    true => UCP_EP_CLOSE_FLAG_FORCE,
+                    false => 0,
+                };
+                self.close(endpoint, flags);
+            }
+        }
+    }
+
+    /// Whether all connections that were to be closed are closed.
+    pub fn is_closed(&mut self) -> bool {
+        let closing = std::mem::take(&mut self.closing);
+        self.closing = closing.into_iter().filter(|request| !self.is_over(*request)).collect();
+        self.closing.is_empty()
+    }
+
+    /// Gives everything back to UCX. All connections are closed.
+    pub fn destroy(self) {
+        // SAFETY: nothing of this worker and context is used any more; the mail lives until it is destroyed.
+        unsafe {
+            (self.ucx.ucp_worker_destroy)(self.worker);
+            (self.ucx.ucp_cleanup)(self.context);
+        }
+    }
+}
+
+/// How it ended, if it has. A request that is over is freed.
+fn settled(ucx: &Ucx, state: &mut State) -> Option<Outcome> {
+    if let State::Moving(request) = *state {
+        // SAFETY: a request that is not freed.
+        let status = unsafe { (ucx.ucp_request_check_status)(request) };
+        if status == ucs_status_t::InProgress {
+            return None;
+        }
+        // SAFETY: as above; it is over.
+        unsafe { (ucx.ucp_request_free)(request) };
+        *state = State::Over(if status == ucs_status_t::Ok { Outcome::Complete } else { Outcome::Broken });
+    }
+    match *state {
+        State::Over(outcome) => Some(outcome),
+        State::Waiting | State::Moving(_) | State::Aside(_) => None,
+        State::Free => unreachable!("an operation is asked for until it is forgotten"),
+    }
+}
+
+fn state_of(answer: ucs_status_ptr_t) -> State {
+    match Answer::of(answer) {
+        Answer::Complete => State::Over(Outcome::Complete),
+        Answer::Request(request) => State::Moving(request),
+        Answer::Error(_) => State::Over(Outcome::Broken),
+    }
+}
+
+/// A message has come.
+unsafe extern "C" fn on_message(
+    mail: *mut c_void,
+    header: *const c_void,
+    header_len: usize,
+    data: *mut c_void,
+    len: usize,
+    param: *const ucp_am_recv_param_t,
+) -> ucs_status_t {
+    // SAFETY: the mail of this worker; UCX runs inside of one of its calls, where no other reference lives. The parameters and
+    // so many bytes of header can be read; any bytes are a header.
+    unsafe {
+        let mail = &mut *mail.cast::<Mail>();
+        if header_len != size_of::<Header>() {
+            mail.strangers += 1;
+            return ucs_status_t::Ok;
+        }
+        let header = header.cast::<Header>().read_unaligned();
+        if !mail.takes(&header) || header.bytes() != len {
+            return ucs_status_t::Ok;
+        }
+        if (*param).recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0 {
+            mail.put(header, Body::Rendezvous(data));
+            return ucs_status_t::InProgress;
+        }
+        mail.take_eager(header, data.cast_const().cast());
+        ucs_status_t::Ok
+    }
+}
+
+/// A peer's endpoint has failed.
+unsafe extern "C" fn on_failure(health: *mut c_void, _endpoint: ucp_ep_h, status: ucs_status_t) {
+    // SAFETY: the health of a peer, which lives as long as the worker.
+    let health = unsafe { &*health.cast::<Health>() };
+    health.status.store(status.0, Ordering::Relaxed);
+    health.failures.fetch_add(1, Ordering::Relaxed);
+    health.is_down.store(true, Ordering::Relaxed);
+}

@@ -1,0 +1,162 @@
+//! [`UcxWorld`]: the worker that all communicators of this process share, and its end.
+
+use super::worker::Worker;
+use crate::contract::hosts::HostTopology;
+use crate::os::RunInstant;
+use crate::os::random_number;
+use crate::os::sync::lock;
+use crate::rendezvous::environment::cores_from_environment;
+use crate::rendezvous::store::Store;
+use crate::types::error::{Error, Result, UnsupportedError};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long the end of a world waits for connections to close, so that what was sent last arrives.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// What ranks tell each other through the store.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    /// Rank 0's is the world's.
+    key: [u64; 2],
+    /// Where its worker is, or why it has none.
+    address: std::result::Result<Vec<u8>, String>,
+}
+
+/// UCX, and its connections to all ranks of the world.
+pub(crate) struct UcxWorld {
+    /// Taken at the end.
+    worker: Mutex<Option<Worker>>,
+    pub(super) key: [u64; 2],
+    /// Ranks of this host share cores.
+    pub(super) is_crowded: bool,
+    fork: crate::os::ForkMark,
+}
+
+/// The worker, in use by this thread.
+pub(super) struct Locked<'a>(MutexGuard<'a, Option<Worker>>);
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        self.0.as_ref().expect("there until the world is dropped")
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Worker {
+        self.0.as_mut().expect("there until the world is dropped")
+    }
+}
+
+impl UcxWorld {
+    /// Starts UCX and exchanges addresses over the store. The error of a rank is one of all.
+    pub fn meet(
+        store: &Store,
+        rank: usize,
+        topology: &HostTopology,
+        timeout: Duration,
+    ) -> Result<Arc<UcxWorld>> {
+        let need = "the ranks' messages need a key";
+        let own_key = [random_number(need)?, random_number(need)?];
+        let worker = Worker::create(own_key, rank, topology.world_size());
+        let made = worker.and_then(|worker| Ok((worker.address()?, worker)));
+        let address = made.as_ref().map(|(address, _)| address.clone()).map_err(ToString::to_string);
+        let own = postcard::to_allocvec(&Introduction { key: own_key, address }).expect("plain data");
+        let all = store.exchange("phalanx/ucx", &own, timeout)?;
+        let (_, mut worker) = made.map_err(|error| without_ucx(error, topology))?;
+        let mut addresses = Vec::new();
+        let mut key = own_key;
+        for (other, bytes) in all.iter().enumerate() {
+            let introduction: Introduction = postcard::from_bytes(bytes).map_err(|_| {
+                Error::bootstrap(
+                    format!("rank {other} does not say where its UCX is in a way that can be understood"),
+                    "use one version of phalanx in all processes of the job",
+                )
+            })?;
+            if other == 0 {
+                key = introduction.key;
+            }
+            addresses.push(introduction.address.map_err(|why| elsewhere(other, &why, topology))?);
+        }
+        worker.meet(addresses, key);
+        let fork = crate::os::ForkMark::of_this_process();
+        let cores = match cores_from_environment()? {
+            Some(cores) => cores,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let is_crowded = topology.ranks_of(topology.host_of(rank)).len() > cores;
+        Ok(Arc::new(UcxWorld { worker: Mutex::new(Some(worker)), key, is_crowded, fork }))
+    }
+
+    /// Whether this process is a copy, made by fork, of the one that made this.
+    pub(super) fn is_copy(&self) -> bool {
+        self.fork.is_copy()
+    }
+
+    /// The worker, when no other thread uses it.
+    pub(super) fn worker(&self) -> Locked<'_> {
+        Locked(lock(&self.worker))
+    }
+}
+
+impl Drop for UcxWorld {
+    fn drop(&mut self) {
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut worker) = worker else { return };
+        if self.fork.is_copy() {
+            // Its connections are the parent's.
+            return std::mem::forget(worker);
+        }
+        let since = RunInstant::now();
+        worker.begin_to_close();
+        while !worker.is_closed() {
+            worker.progress();
+            if since.elapsed() > CLOSING {
+                // What UCX still uses stays until the process ends.
+                crate::os::log::debug!("UCX's connections did not close in time");
+                return std::mem::forget(worker);
+            }
+            std::thread::yield_now();
+        }
+        worker.destroy();
+    }
+}
+
+/// How to get UCX, a way on each line.
+const WAYS: &str = "\n  Debian, Ubuntu: apt install libucx0\n  Python: pip install libucx-cu12 (in the active virtual environment)\n  \
+                    conda: conda install -c conda-forge ucx\n  HPC-X: source hpcx-init.sh; hpcx_load\n  elsewhere: \
+                    PHALANX_UCX_LIB=/path/to/libucp.so.0\n";
+
+/// The error of a rank on which UCX is not found or does not start.
+pub(crate) fn without_ucx(error: Error, topology: &HostTopology) -> Error {
+    match error {
+        Error::LibraryNotFound(_) | Error::MissingFunction(_) => Error::from(UnsupportedError {
+            what: format!(
+                "host memory of {} ranks on {} host(s) ({topology})",
+                topology.world_size(),
+                topology.num_hosts()
+            ),
+            why: format!("UCX carries it between hosts, and {error}"),
+            remedy: format!(
+                "install UCX on each host, or start the ranks with an MPI (mpirun, srun --mpi=pmi2).{WAYS}"
+            ),
+        }),
+        error => error,
+    }
+}
+
+fn elsewhere(rank: usize, why: &str, topology: &HostTopology) -> Error {
+    let host = topology.name_of(topology.host_of(rank));
+    Error::from(UnsupportedError {
+        what: format!(
+            "host memory of {} ranks on {} host(s) ({topology})",
+            topology.world_size(),
+            topology.num_hosts()
+        ),
+        why: format!("UCX carries it between hosts, and on {host} rank {rank} has none: {why}"),
+        remedy: format!("install UCX on {host}.{WAYS}"),
+    })
+}
