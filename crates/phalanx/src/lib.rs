@@ -28,9 +28,10 @@
 //! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
+//! - Files of distributed arrays: [`Comm::write_at_all`], [`ArrayPart`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
-//! - Memory that other ranks put to and get from: `nvshmem`.
+//! - Memory that other ranks put to and get from: [`Comm::symmetric`]; of GPUs: `nvshmem`. One copy for each host: [`Comm::shared_by_host`].
 //! - Failures: [`Error`]; a communicator of the remaining ranks: [`Comm::shrink`]; a rank's last operations:
 //!   [`Comm::write_flight_record`].
 //!
@@ -80,7 +81,7 @@
 //! receive, while another one is received, is kept on the heap until then.
 //!
 //! # Features
-//! All but the last are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
+//! All but the last two are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -92,6 +93,7 @@
 //! | `jit` | kernels compiled at run time; implies `cuda`, and needs its version 12.4 or later |
 //! | `multi-host` | ranks on several hosts: the job's store over TCP, with TLS |
 //! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
+//! | `safetensors` | safetensors files of distributed tensors; no default |
 //! | `ndarray` | arrays and views of ndarray 0.17 as buffers |
 //!
 //! # Platforms
@@ -133,10 +135,16 @@ mod watch;
 
 pub use api::builder::Builder;
 pub use api::comm::{Comm, View};
+pub use api::file::part::ArrayPart;
+#[cfg(feature = "safetensors")]
+pub use api::file::tensors::TensorPart;
 pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
 pub use api::local::reduce_local;
+pub use api::one_sided::SymmetricMemory;
+pub use api::one_sided::epoch::Epoch;
+pub use api::one_sided::shared_by_host::SharedByHost;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::{Prepared, Request};
@@ -160,7 +168,8 @@ pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
 pub use types::bits::{Bitwise, Logical};
 pub use types::dtype::{
-    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16, f16,
+    AnyElement, AtomicElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16,
+    f16,
 };
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,

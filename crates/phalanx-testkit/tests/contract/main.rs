@@ -22,6 +22,7 @@ mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
 mod objects;
+mod one_sided;
 mod operations;
 mod plain;
 mod portable;
@@ -114,6 +115,8 @@ fn main() -> ExitCode {
         values::SCENARIOS,
         topologies::SCENARIOS,
         jobs::SCENARIOS,
+        one_sided::SCENARIOS,
+        one_sided::COMPARED,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
     ];
@@ -144,6 +147,7 @@ fn main() -> ExitCode {
         awaiting::trials(),
         values::trials(),
         topologies::trials(),
+        one_sided::trials(),
         mpi::trials(),
         on_gpus(),
         jobs::trials(),

@@ -14,7 +14,7 @@ pub(crate) mod liveness;
 pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;
-mod segment;
+pub(crate) mod segment;
 pub(crate) mod shrink;
 pub(crate) mod tunables;
 pub(crate) mod world;

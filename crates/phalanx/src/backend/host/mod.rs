@@ -11,6 +11,7 @@
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
 //! | `split.rs` | communicators of some of the ranks |
+//! | `window.rs` | memory that ranks access on each other's parts, or share |
 //!
 //! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
@@ -22,6 +23,7 @@ mod grid;
 mod message;
 mod split;
 mod tunables;
+mod window;
 
 #[cfg(all(test, target_os = "linux"))]
 mod relay_tests;
@@ -30,7 +32,8 @@ mod tests;
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, RankGrid, Transfer, Wanted,
+    Backend, BackendKind, Call, Departure, Envelope, HostMemory, Operation, OperationId, RankGrid, Transfer,
+    Wanted, Window,
 };
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
@@ -238,6 +241,22 @@ impl Backend for HostComm {
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        let window = unsafe { self.window(call) }?;
+        Ok(Box::new(window))
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        let memory = unsafe { self.host_memory(call) }?;
+        Ok(Box::new(memory))
+    }
+
+    fn collectives_of_window(&self) -> u64 {
+        3
     }
 
     fn timeout(&self) -> Duration {

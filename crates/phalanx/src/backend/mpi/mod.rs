@@ -11,6 +11,7 @@
 //! | `message.rs`, `message_table.rs` | sends and receives; which are posted, and how far each is |
 //! | `transport.rs` | messages for the job's store, where NCCL moves the data |
 //! | `watchdog.rs` | deadlines |
+//! | `window.rs` | memory that ranks access on each other's parts, or share |
 //! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
 //! # Deadlines
@@ -33,6 +34,7 @@ mod process;
 mod reduction;
 mod transport;
 mod watchdog;
+mod window;
 
 use gathering::Gathering;
 pub(crate) use process::Launched;
@@ -41,13 +43,14 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, StartCollectives, Transfer,
-    Wanted,
+    Backend, BackendKind, Call, Departure, Envelope, HostMemory, Operation, OperationId, StartCollectives,
+    Transfer, Wanted, Window,
 };
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::os::random_number;
+use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
@@ -98,6 +101,8 @@ pub(crate) struct MpiComm {
     /// Locked before `messages`.
     collectives: Mutex<Collectives>,
     messages: Mutex<MpiMessages>,
+    /// Windows that were dropped: all ranks free them in `finalize`.
+    dropped_windows: Mutex<Vec<Handle>>,
     /// Used only inside `collective`, which one thread at a time may call.
     scratch: UnsafeCell<Scratch>,
 }
@@ -187,6 +192,7 @@ impl MpiComm {
             polled: AtomicBool::new(check_calls),
             collectives: Mutex::default(),
             messages: Mutex::default(),
+            dropped_windows: Mutex::default(),
             scratch: UnsafeCell::default(),
         })
     }
@@ -379,7 +385,8 @@ impl Backend for MpiComm {
             return unsafe { self.collective_on_cuda(call) };
         }
         // SAFETY: the caller's contract.
-        in_standard_float_mode(|| unsafe { self.collective_on_host(call) })
+        in_standard_float_mode(|| unsafe { self.collective_on_host(call) })?;
+        if call.operation == Operation::Finalize { self.free_dropped_windows() } else { Ok(()) }
     }
 
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
@@ -463,6 +470,16 @@ impl Backend for MpiComm {
         Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
     }
 
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.window(call) }
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.host_memory(call) }
+    }
+
     fn timeout(&self) -> Duration {
         self.watch.timeout()
     }
@@ -476,6 +493,11 @@ impl Backend for MpiComm {
     }
 
     fn depart(&self, departure: Departure) {
+        if !lock(&self.dropped_windows).is_empty() {
+            crate::os::log::warn!(
+                "symmetric memory was neither freed nor its communicator finalized: it stays until the process ends"
+            );
+        }
         // After a failure or a panic MPI may still use the communicator.
         if departure == Departure::Panicked || self.failed.get().is_some() || self.process.is_finalized() {
             return;
