@@ -73,32 +73,30 @@ fn late(comm: &Comm, wait: &str) -> Outcome {
     let part = comm.split(Some(0), 0).map_err(text)?.ok_or("no part")?;
     let mut memory = part.symmetric::<u32>(8).map_err(text)?;
     let is_late = comm.rank() == 1;
-    let mut epoch = None;
-    if wait == "epoch" {
+    let come = || {
+        part.set_timeout(LIMIT);
         if is_late {
             std::thread::sleep(LATE);
         }
+        Instant::now()
+    };
+    let (since, outcome) = if wait == "epoch" {
+        let since = come();
+        (since, memory.epoch().map(std::mem::forget))
     } else {
-        epoch = Some(memory.epoch().map_err(text)?);
-        if is_late {
-            std::thread::sleep(LATE);
-        }
-    }
-    part.set_timeout(LIMIT);
-    let since = Instant::now();
-    let outcome = match (wait, epoch) {
-        ("signals", Some(epoch)) if is_late => {
-            // Rank 0 has failed the communicator; on MPI, each rank for itself.
+        let epoch = memory.epoch().map_err(text)?;
+        let since = come();
+        if wait == "end" {
+            (since, epoch.end())
+        } else {
+            let outcome = if is_late { Ok(()) } else { epoch.wait_signals(1, 1) };
+            // Its end would be one more wait for a rank that is late.
             std::mem::forget(epoch);
-            return Ok(String::new());
+            if is_late {
+                return Ok(String::new());
+            }
+            (since, outcome)
         }
-        ("signals", Some(epoch)) => {
-            let outcome = epoch.wait_signals(1, 1);
-            std::mem::forget(epoch);
-            outcome
-        }
-        ("end", Some(epoch)) => epoch.end(),
-        (_, _) => memory.epoch().map(std::mem::forget),
     };
     let fields = verdict::expected(outcome, wait)?;
     has(&fields, "kind", "timeout")?;

@@ -11,6 +11,7 @@ mod communicators;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod extremes;
+mod files;
 mod float_modes;
 mod jobs;
 mod matrix;
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         topologies::SCENARIOS,
         jobs::SCENARIOS,
         one_sided::SCENARIOS,
+        files::SCENARIOS,
         one_sided::COMPARED,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
@@ -148,6 +150,7 @@ fn main() -> ExitCode {
         values::trials(),
         topologies::trials(),
         one_sided::trials(),
+        files::trials(),
         mpi::trials(),
         on_gpus(),
         jobs::trials(),

@@ -100,7 +100,7 @@ impl Comm {
         let path = path.as_ref();
         same_len("read_at_all", "data", data.len(), part.len(), "the elements of the part")?;
         let whole = part.whole_len().saturating_mul(size_of::<T>()) as u64;
-        let read = || {
+        let mut read = || {
             let mut file = File::open(path)?;
             let len = file.metadata()?.len();
             if len != whole {

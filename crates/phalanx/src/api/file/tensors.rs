@@ -97,7 +97,7 @@ impl Comm {
     ) -> Result<()> {
         let path = path.as_ref();
         same_len("read_tensor_at_all", "data", data.len(), part.len(), "the elements of the part")?;
-        let read = || {
+        let mut read = || {
             let mut file = File::open(path)?;
             let start = find(&mut file, name, dtype_of(T::DTYPE), part.whole_len())?;
             read_array(&mut file, start, part, data)

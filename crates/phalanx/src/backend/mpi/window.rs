@@ -12,9 +12,7 @@ use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
-use crate::types::error::{
-    Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError, UsageError,
-};
+use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
 use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Functions, Handle};
 use std::cell::Cell;
@@ -31,7 +29,10 @@ const ALIGN: usize = 64;
 struct MpiWindow<'a> {
     comm: &'a MpiComm,
     handle: Handle,
+    /// Where this rank's memory begins.
     start: *mut u8,
+    /// Bytes of each rank's memory before its signals, which are aligned: MPI's memory need not be.
+    before: Vec<usize>,
     /// Bytes of the signals.
     header: usize,
     /// Signals of each rank that were waited for.
@@ -63,7 +64,7 @@ impl MpiComm {
         // SAFETY: the caller's contract.
         unsafe { self.begin_allocation(call) }?;
         let header = (self.ranks * size_of::<u64>()).next_multiple_of(2 * ALIGN);
-        let len = header + bytes_of(call);
+        let len = ALIGN + header + bytes_of(call);
         let (record, sequence) = (CallRecord::of(call), self.watch.last());
         let _watched = self.watch.enter(&record);
         let made = || {
@@ -79,20 +80,12 @@ impl MpiComm {
                 start.write_bytes(0, len);
                 lock_all(self.process, handle)?;
             }
-            let aligned = self.all_gather_words([i64::from(start.addr().is_multiple_of(ALIGN))])?;
-            Ok((handle, start, aligned.iter().position(|[aligned]| *aligned == 0)))
+            let before = self.all_gather_words([start.align_offset(ALIGN) as i64])?;
+            Ok((handle, start, before.into_iter().map(|[before]| before as usize).collect()))
         };
-        let (handle, start, unaligned) =
-            made().map_err(|failure| self.failure(failure, &record, sequence))?;
-        if let Some(rank) = unaligned {
-            return Err(Error::from(UnsupportedError {
-                what: "symmetric memory".into(),
-                why: format!("this MPI's memory on rank {rank} is not aligned to {ALIGN} bytes"),
-                remedy: "use another MPI library".into(),
-            }));
-        }
+        let (handle, start, before) = made().map_err(|failure| self.failure(failure, &record, sequence))?;
         let heard = vec![Cell::new(0); self.ranks];
-        Ok(Box::new(MpiWindow { comm: self, handle, start, header, heard }))
+        Ok(Box::new(MpiWindow { comm: self, handle, start, before, header, heard }))
     }
 
     /// Memory of which each host has one copy.
@@ -225,7 +218,7 @@ impl MpiWindow<'_> {
 
     /// Where an element is in a rank's window.
     fn offset(&self, slice: &RemoteSlice, index: usize) -> isize {
-        (self.header + (slice.at + index) * slice.dtype.size()) as isize
+        (self.before[slice.rank] + self.header + (slice.at + index) * slice.dtype.size()) as isize
     }
 
     /// The pieces of so many elements that one call of MPI moves: the first element and their number.
@@ -260,9 +253,9 @@ impl MpiWindow<'_> {
         (datatype(constants, dtype), op)
     }
 
-    /// Where the counter of the signals from a rank is.
-    fn signals_from(rank: usize) -> isize {
-        (rank * size_of::<u64>()) as isize
+    /// Where in a rank's window the counter of another one's signals is.
+    fn counter(&self, of: usize, from: usize) -> isize {
+        (self.before[of] + from * size_of::<u64>()) as isize
     }
 
     #[cold]
@@ -279,7 +272,7 @@ impl MpiWindow<'_> {
         let (nothing, mut value) = (0u64, 0u64);
         self.call(Some(from), |f| {
             let (unused, result) = ((&raw const nothing).cast(), (&raw mut value).cast());
-            let (uint64, at) = (constants.uint64, MpiWindow::signals_from(from));
+            let (uint64, at) = (constants.uint64, self.counter(self.comm.rank, from));
             // SAFETY: the counter is in this rank's window; the variables live until the flush.
             unsafe {
                 let fetched = (f.fetch_and_op)(unused, result, uint64, own, at, constants.no_op, self.handle);
@@ -293,7 +286,7 @@ impl MpiWindow<'_> {
 
 impl Window for MpiWindow<'_> {
     fn own(&self) -> *mut u8 {
-        self.start.wrapping_add(self.header)
+        self.start.wrapping_add(self.before[self.comm.rank] + self.header)
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -312,7 +305,7 @@ impl Window for MpiWindow<'_> {
     fn signal(&self, rank: usize) -> Result<()> {
         let (one, uint64, sum) =
             (1u64, self.comm.process.mpi.constants.uint64, self.comm.process.mpi.constants.sum);
-        let (value, at) = ((&raw const one).cast(), MpiWindow::signals_from(self.comm.rank));
+        let (value, at) = ((&raw const one).cast(), self.counter(rank, self.comm.rank));
         let target = rank as c_int;
         // SAFETY: the counter is in the rank's window; the variable lives until the second flush.
         self.call(Some(rank), |f| unsafe {
