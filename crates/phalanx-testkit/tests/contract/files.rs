@@ -22,8 +22,7 @@ struct Folder(PathBuf, bool);
 
 impl Folder {
     fn new(comm: &Comm, name: &str) -> Result<Folder, Box<dyn std::error::Error>> {
-        let number = comm.broadcast_object(&(comm.rank() == 0).then(|| std::process::id()), 0)?;
-        let number = number.unwrap_or_default();
+        let number = comm.broadcast_value(std::process::id(), 0)?;
         let folder =
             std::env::temp_dir().join(format!("phalanx-files-{name}-{}-{number}", comm.world_size()));
         if comm.rank() == 0 {
@@ -190,10 +189,8 @@ fn refused(comm: &Comm) -> Done {
     )?;
     let own = if is_last { folder.file("nothing") } else { path.clone() };
     let mut read = vec![0u16; part.len()];
-    says(
-        comm.read_at_all(&own, &part, &mut read),
-        if is_last { "No such file" } else { &format!("rank {} could not", ranks - 1) },
-    )?;
+    let of_last = format!("rank {} could not", ranks - 1);
+    says(comm.read_at_all(&own, &part, &mut read), if is_last { "No such file" } else { &of_last })?;
     let whole = ArrayPart::block(101, rank, ranks);
     let mut read = vec![0u16; whole.len()];
     says(
