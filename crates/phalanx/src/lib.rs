@@ -50,6 +50,7 @@
 //! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL, NCCL and NVSHMEM, and with `libnvshmem_device.a`, if they are not in the usual places |
 //! | `PHALANX_MPI_CUDA` | whether the MPI library takes CUDA memory: `1` yes, `0` no, whatever it says of itself; for libraries that cannot be asked |
 //! | `PHALANX_MPI_MAX_BYTES` | most bytes of one MPI call, default 2147483647; for tests of longer operations |
+//! | `PHALANX_MPI_MAP_WINDOWS` | `0`: MPI moves what ranks of one host put to each other's symmetric memory and get from it, too; for tests of MPI's windows |
 //! | `PHALANX_NVSHMEM_STAGE` | bytes of each of the two staging buffers in symmetric memory through which the NVSHMEM backend moves other memory; the same on all ranks; default 16777216 |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds that a peer's process may be stopped (SIGSTOP, Ctrl-Z) before that is an error; default 0.9, so that the error comes within two seconds; between hosts `PHALANX_HEARTBEAT_TIMEOUT` counts |
 //! | `PHALANX_CORES` | cores that the ranks of a host share; default: those they may run on. With fewer cores than ranks, a waiting rank yields its core at once: for hosts that other programs use as well. The value of the host's rank 0 counts |

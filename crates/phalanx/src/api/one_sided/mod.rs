@@ -44,7 +44,7 @@ use std::marker::PhantomData;
 /// part held when it was asked for first.
 ///
 /// # How it ends
-/// [`free`](Self::free) is collective. Dropping it frees it, too, except on MPI: there it stays until the process ends, with a line in the log.
+/// [`free`](Self::free) is collective. Dropping it frees it, too, except on MPI: there it stays until the process ends.
 pub struct SymmetricMemory<'c, T: Plain> {
     comm: &'c Comm,
     window: Box<dyn Window + 'c>,

@@ -50,7 +50,6 @@ use crate::control::record::CallRecord;
 use crate::os::Mapping;
 use crate::os::float_mode::in_standard_float_mode;
 use crate::os::random_number;
-use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
@@ -101,8 +100,6 @@ pub(crate) struct MpiComm {
     /// Locked before `messages`.
     collectives: Mutex<Collectives>,
     messages: Mutex<MpiMessages>,
-    /// Windows that were dropped: all ranks free them in `finalize`.
-    dropped_windows: Mutex<Vec<Handle>>,
     /// Used only inside `collective`, which one thread at a time may call.
     scratch: UnsafeCell<Scratch>,
 }
@@ -192,7 +189,6 @@ impl MpiComm {
             polled: AtomicBool::new(check_calls),
             collectives: Mutex::default(),
             messages: Mutex::default(),
-            dropped_windows: Mutex::default(),
             scratch: UnsafeCell::default(),
         })
     }
@@ -385,8 +381,7 @@ impl Backend for MpiComm {
             return unsafe { self.collective_on_cuda(call) };
         }
         // SAFETY: the caller's contract.
-        in_standard_float_mode(|| unsafe { self.collective_on_host(call) })?;
-        if call.operation == Operation::Finalize { self.free_dropped_windows() } else { Ok(()) }
+        in_standard_float_mode(|| unsafe { self.collective_on_host(call) })
     }
 
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
@@ -493,11 +488,6 @@ impl Backend for MpiComm {
     }
 
     fn depart(&self, departure: Departure) {
-        if !lock(&self.dropped_windows).is_empty() {
-            crate::os::log::warn!(
-                "symmetric memory was neither freed nor its communicator finalized: it stays until the process ends"
-            );
-        }
         // After a failure or a panic MPI may still use the communicator.
         if departure == Departure::Panicked || self.failed.get().is_some() || self.process.is_finalized() {
             return;

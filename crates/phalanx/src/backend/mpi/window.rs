@@ -1,23 +1,27 @@
-//! Windows: MPI's, in one passive epoch (`MPI_Win_lock_all`) from their beginning to their end.
+//! Windows: MPI's, in one passive epoch (`MPI_Win_lock_all`) from their beginning to their end. If all ranks are on one host, they map each
+//! other's parts, and load and store there.
 //!
 //! A rank's part begins with the signals that the other ranks have given it, a counter for each.
 //!
-//! Only all ranks together can free a window. One that is dropped is kept for `finalize`, or until the process ends.
+//! Only all ranks together can free a window. Those that are dropped are freed when the process ends, in the order in which they were made.
 
 use super::process::MpiProcess;
 use super::watchdog::OperationWatch;
 use super::{MpiComm, MpiFailure, check, datatype, moved_type};
-use crate::contract::{AtomicOp, Blocks, Call, HostMemory, Operation, RemoteSlice, Window};
+use crate::contract::{AtomicOp, Blocks, Call, HostMemory, MappedParts, Operation, RemoteSlice, Window};
 use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
-use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
+use crate::types::error::{
+    Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError, UsageError,
+};
 use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Functions, Handle};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// Polls for a signal before the core is yielded.
@@ -25,16 +29,20 @@ const SPINS: u32 = 100;
 
 /// What parts and shared memory are aligned to.
 const ALIGN: usize = 64;
+const PAGE: usize = 4096;
 
 struct MpiWindow<'a> {
     comm: &'a MpiComm,
     handle: Handle,
+    number: u64,
     /// Where this rank's memory begins.
     start: *mut u8,
     /// Bytes of each rank's memory before its signals, which are aligned: MPI's memory need not be.
     before: Vec<usize>,
     /// Bytes of the signals.
     header: usize,
+    /// The parts, if all ranks are on one host: this process then loads and stores there, and MPI moves nothing.
+    parts: Option<MappedParts>,
     /// Signals of each rank that were waited for.
     heard: Vec<Cell<u64>>,
 }
@@ -43,7 +51,9 @@ struct MpiHostMemory {
     process: &'static MpiProcess,
     watch: Arc<OperationWatch>,
     world_rank: usize,
-    handle: Handle,
+    /// `None` once it is freed.
+    handle: Option<Handle>,
+    number: u64,
     /// The communicator of the host's ranks.
     host: Handle,
     start: *mut u8,
@@ -64,28 +74,59 @@ impl MpiComm {
         // SAFETY: the caller's contract.
         unsafe { self.begin_allocation(call) }?;
         let header = (self.ranks * size_of::<u64>()).next_multiple_of(2 * ALIGN);
-        let len = ALIGN + header + bytes_of(call);
+        // MPICH 4.0 takes other places for the parts than it says, if they are no whole pages.
+        let len = (ALIGN + header + bytes_of(call)).next_multiple_of(PAGE);
         let (record, sequence) = (CallRecord::of(call), self.watch.last());
         let _watched = self.watch.enter(&record);
         let made = || {
+            let maps = self.process.maps_windows && self.is_on_one_host()?;
             let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
+            let (info, size) = (constants.info_null, len as isize);
             let (mut handle, mut start) = (Handle::ZERO, std::ptr::null_mut::<u8>());
             let base = (&raw mut start).cast();
-            // SAFETY: the communicator is alive; the variables take the window and where its memory begins.
-            check("MPI_Win_allocate", unsafe {
-                (f.win_allocate)(len as isize, 1, constants.info_null, self.comm, base, &raw mut handle)
-            })?;
-            // SAFETY: the window is new, and nobody accesses it before all ranks have met.
+            // SAFETY: the communicator is alive; the variables take the window and where its memory begins: this rank's, or the first
+            // rank's, behind which is that of the others. Nobody accesses it before all ranks have met.
             unsafe {
+                if maps {
+                    let allocated = (f.win_allocate_shared)(size, 1, info, self.comm, base, &raw mut handle);
+                    check("MPI_Win_allocate_shared", allocated)?;
+                    start = first_part(f, handle)?.wrapping_add(self.rank * len);
+                } else {
+                    let allocated = (f.win_allocate)(size, 1, info, self.comm, base, &raw mut handle);
+                    check("MPI_Win_allocate", allocated)?;
+                }
                 start.write_bytes(0, len);
                 lock_all(self.process, handle)?;
             }
             let before = self.all_gather_words([start.align_offset(ALIGN) as i64])?;
-            Ok((handle, start, before.into_iter().map(|[before]| before as usize).collect()))
+            let before: Vec<usize> = before.into_iter().map(|[before]| before as usize).collect();
+            let first = start.wrapping_sub(self.rank * len).wrapping_add(before[0] + header);
+            Ok((handle, start, before, maps.then_some(MappedParts { start: first, stride: len })))
         };
-        let (handle, start, before) = made().map_err(|failure| self.failure(failure, &record, sequence))?;
-        let heard = vec![Cell::new(0); self.ranks];
-        Ok(Box::new(MpiWindow { comm: self, handle, start, before, header, heard }))
+        let (handle, start, before, parts) =
+            made().map_err(|failure| self.failure(failure, &record, sequence))?;
+        let (number, heard) = (self.process.next_window(), vec![Cell::new(0); self.ranks]);
+        Ok(Box::new(MpiWindow { comm: self, handle, number, start, before, header, parts, heard }))
+    }
+
+    /// Whether all ranks share memory. Collective.
+    fn is_on_one_host(&self) -> std::result::Result<bool, MpiFailure> {
+        let mut host = self.of_host()?;
+        let (_, ranks) = self.process.place_in(host)?;
+        // SAFETY: it was made for this question.
+        check("MPI_Comm_free", unsafe { (self.process.mpi.functions.comm_free)(&raw mut host) })?;
+        Ok(ranks == self.ranks)
+    }
+
+    /// A communicator of the ranks that share memory with this one. Collective.
+    fn of_host(&self) -> std::result::Result<Handle, MpiFailure> {
+        let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
+        let (kind, info, key) = (constants.comm_type_shared, constants.info_null, self.rank as c_int);
+        let mut host = Handle::ZERO;
+        // SAFETY: the communicator is alive; the variable takes the new one.
+        let split = unsafe { (f.comm_split_type)(self.comm, kind, key, info, &raw mut host) };
+        check("MPI_Comm_split_type", split)?;
+        Ok(host)
     }
 
     /// Memory of which each host has one copy.
@@ -95,25 +136,22 @@ impl MpiComm {
     pub(super) unsafe fn host_memory(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
         // SAFETY: the caller's contract.
         unsafe { self.begin_allocation(call) }?;
-        let len = bytes_of(call) + ALIGN;
+        let len = (bytes_of(call) + ALIGN).next_multiple_of(PAGE);
         let (record, sequence) = (CallRecord::of(call), self.watch.last());
         let _watched = self.watch.enter(&record);
         let made = || {
             let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
-            let (mut host, mut handle) = (Handle::ZERO, Handle::ZERO);
-            let (mut start, mut bytes, mut unit) = (std::ptr::null_mut::<u8>(), 0isize, 0);
+            let host = self.of_host()?;
+            let place = self.process.place_in(host)?;
+            let own = if place.0 == 0 { len as isize } else { 0 };
+            let (mut handle, mut start) = (Handle::ZERO, std::ptr::null_mut::<u8>());
+            let base = (&raw mut start).cast();
             // SAFETY: the communicator is alive; the variables take the answers. The first rank's memory is zeroed before any rank has it.
             unsafe {
-                let (kind, info) = (constants.comm_type_shared, constants.info_null);
-                let key = self.rank as c_int;
-                check("MPI_Comm_split_type", (f.comm_split_type)(self.comm, kind, key, info, &raw mut host))?;
-                let place = self.process.place_in(host)?;
-                let own = if place.0 == 0 { len as isize } else { 0 };
-                let base = (&raw mut start).cast();
-                let allocated = (f.win_allocate_shared)(own, 1, info, host, base, &raw mut handle);
+                let allocated =
+                    (f.win_allocate_shared)(own, 1, constants.info_null, host, base, &raw mut handle);
                 check("MPI_Win_allocate_shared", allocated)?;
-                let query = (f.win_shared_query)(handle, 0, &raw mut bytes, &raw mut unit, base);
-                check("MPI_Win_shared_query", query)?;
+                let start = first_part(f, handle)?;
                 if place.0 == 0 {
                     start.write_bytes(0, len);
                 }
@@ -127,7 +165,8 @@ impl MpiComm {
         let (host, handle, start, place) =
             made().map_err(|failure| self.failure(failure, &record, sequence))?;
         let (process, watch, world_rank) = (self.process, self.watch.clone(), self.rank);
-        Ok(Box::new(MpiHostMemory { process, watch, world_rank, handle, host, start, place }))
+        let (number, handle) = (process.next_window(), Some(handle));
+        Ok(Box::new(MpiHostMemory { process, watch, world_rank, handle, number, host, start, place }))
     }
 
     /// Begins a collective allocation: the ranks compare what they ask for.
@@ -156,23 +195,24 @@ impl MpiComm {
         let (theirs, ours) = (named(other), named(0));
         Err(self.fail(MismatchError { rank: other, theirs, other_rank: 0, ours, sequence }.into()))
     }
-
-    /// Frees the windows that were dropped. All ranks are in `finalize`, so each has dropped the same.
-    #[cold]
-    pub(super) fn free_dropped_windows(&self) -> Result<()> {
-        let record = CallRecord::of(&Call::empty(Operation::Finalize));
-        let inside = self.watch.enter(&record);
-        let freed = std::mem::take(&mut *lock(&self.dropped_windows)).into_iter().try_for_each(|handle| {
-            // SAFETY: nobody uses the window any more, and all ranks free it.
-            unsafe { free_window(&self.process.mpi.functions, handle) }
-        });
-        freed.map_err(|failure| self.failure(failure, &record, inside.sequence()))
-    }
 }
 
 fn bytes_of(call: &Call<'_>) -> usize {
     let Blocks::Equal(count) = call.blocks else { unreachable!("parts have one length") };
     count * call.dtype.size()
+}
+
+/// Where the first rank's part of a shared window is in this process.
+///
+/// # Safety
+/// The window is one of `MPI_Win_allocate_shared`.
+unsafe fn first_part(f: &Functions, handle: Handle) -> std::result::Result<*mut u8, MpiFailure> {
+    let (mut start, mut bytes, mut unit) = (std::ptr::null_mut::<u8>(), 0isize, 0);
+    // SAFETY: the caller's contract; the variables take the answers.
+    check("MPI_Win_shared_query", unsafe {
+        (f.win_shared_query)(handle, 0, &raw mut bytes, &raw mut unit, (&raw mut start).cast())
+    })?;
+    Ok(start)
 }
 
 /// Begins the one epoch of a window, with errors as answers.
@@ -266,8 +306,18 @@ impl MpiWindow<'_> {
         self.comm.fail(TimeoutError { operation, sequence, reporter, waited, missing }.into())
     }
 
+    /// The counter of one rank's signals in another one's part.
+    fn mapped_counter(&self, parts: MappedParts, of: usize, from: usize) -> &AtomicU64 {
+        let counters = parts.of(of).wrapping_sub(self.header).cast::<AtomicU64>();
+        // SAFETY: the counters of all ranks are before the part, as long as the window, and all ranks access them as atomics.
+        unsafe { &*counters.add(from) }
+    }
+
     /// Signals of a rank that have come.
     fn signals(&self, from: usize) -> Result<u64> {
+        if let Some(parts) = self.parts {
+            return Ok(self.mapped_counter(parts, self.comm.rank, from).load(Ordering::Acquire));
+        }
         let (own, constants) = (self.comm.rank as c_int, &self.comm.process.mpi.constants);
         let (nothing, mut value) = (0u64, 0u64);
         self.call(Some(from), |f| {
@@ -284,9 +334,23 @@ impl MpiWindow<'_> {
     }
 }
 
+/// Open MPI 4.1 ends by a segmentation fault in `MPI_Compare_and_swap` of its component `rdma` with the rank itself.
+#[cold]
+fn own_swap() -> Error {
+    Error::from(UnsupportedError {
+        what: "compare_and_swap with this rank's own part, between hosts".into(),
+        why: "Open MPI 4 ends the process in it".into(),
+        remedy: "let another rank have the element, use fetch_and_op, or another MPI library".into(),
+    })
+}
+
 impl Window for MpiWindow<'_> {
     fn own(&self) -> *mut u8 {
         self.start.wrapping_add(self.before[self.comm.rank] + self.header)
+    }
+
+    fn mapped(&self) -> Option<MappedParts> {
+        self.parts
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -295,6 +359,10 @@ impl Window for MpiWindow<'_> {
     }
 
     fn flush(&self, rank: Option<usize>) -> Result<()> {
+        if self.parts.is_some() {
+            fence(Ordering::SeqCst);
+            return Ok(());
+        }
         // SAFETY: as above, and the rank is one of the window's.
         self.call(rank, |f| match rank {
             Some(rank) => check("MPI_Win_flush", unsafe { (f.win_flush)(rank as c_int, self.handle) }),
@@ -303,6 +371,10 @@ impl Window for MpiWindow<'_> {
     }
 
     fn signal(&self, rank: usize) -> Result<()> {
+        if let Some(parts) = self.parts {
+            self.mapped_counter(parts, rank, self.comm.rank).fetch_add(1, Ordering::AcqRel);
+            return Ok(());
+        }
         let (one, uint64, sum) =
             (1u64, self.comm.process.mpi.constants.uint64, self.comm.process.mpi.constants.sum);
         let (value, at) = ((&raw const one).cast(), self.counter(rank, self.comm.rank));
@@ -401,6 +473,9 @@ impl Window for MpiWindow<'_> {
     }
 
     unsafe fn compare_and_swap(&self, at: RemoteSlice, expected: u64, value: u64) -> Result<u64> {
+        if at.rank == self.comm.rank && self.comm.process.mpi.version.starts_with("Open MPI v4") {
+            return Err(own_swap());
+        }
         let (ty, rank) = (datatype(&self.comm.process.mpi.constants, at.dtype), at.rank as c_int);
         let mut old = 0u64;
         self.call(Some(at.rank), |f| {
@@ -428,7 +503,29 @@ impl Window for MpiWindow<'_> {
 
 impl Drop for MpiWindow<'_> {
     fn drop(&mut self) {
-        lock(&self.comm.dropped_windows).push(self.handle);
+        self.comm.process.keep_window(self.number, self.handle);
+    }
+}
+
+impl MpiProcess {
+    /// The number of a new window.
+    fn next_window(&self) -> u64 {
+        self.windows.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn keep_window(&self, number: u64, handle: Handle) {
+        lock(&self.dropped_windows).insert(number, handle);
+    }
+
+    /// Frees the windows that were dropped. All ranks do this together, when they end.
+    pub(super) fn free_dropped_windows(&self) {
+        for handle in std::mem::take(&mut *lock(&self.dropped_windows)).into_values() {
+            // SAFETY: nobody uses the window any more.
+            if let Err(failure) = unsafe { free_window(&self.mpi.functions, handle) } {
+                let rank = self.rank.load(Ordering::Relaxed);
+                crate::os::log::error!("{}", self.error(failure, rank, "the end of the process", 0));
+            }
+        }
     }
 }
 
@@ -442,22 +539,31 @@ impl HostMemory for MpiHostMemory {
     }
 
     fn synchronize(&self) -> Result<()> {
+        let Some(handle) = self.handle else { return Ok(()) };
         // SAFETY: the window is alive, in its epoch.
-        let done = check("MPI_Win_sync", unsafe { (self.process.mpi.functions.win_sync)(self.handle) });
+        let done = check("MPI_Win_sync", unsafe { (self.process.mpi.functions.win_sync)(handle) });
         done.map_err(|failure| self.error(failure))
     }
 
     fn free(mut self: Box<Self>) -> Result<()> {
         self.process.check_thread()?;
+        let Some(handle) = self.handle.take() else { return Ok(()) };
         let record = CallRecord::of(&Call::empty(Operation::Free));
         let _watched = self.watch.enter(&record);
         let f = &self.process.mpi.functions;
         // SAFETY: this is the end of the window and of its communicator, on all their ranks.
         let freed = unsafe {
-            free_window(f, self.handle)
-                .and_then(|()| check("MPI_Comm_free", (f.comm_free)(&raw mut self.host)))
+            free_window(f, handle).and_then(|()| check("MPI_Comm_free", (f.comm_free)(&raw mut self.host)))
         };
         freed.map_err(|failure| self.error(failure))
+    }
+}
+
+impl Drop for MpiHostMemory {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle {
+            self.process.keep_window(self.number, handle);
+        }
     }
 }
 
