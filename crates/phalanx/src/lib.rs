@@ -28,9 +28,10 @@
 //! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
+//! - Files of distributed arrays: [`Comm::write_at_all`], [`ArrayPart`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
-//! - Memory that other ranks put to and get from: `nvshmem`.
+//! - Memory that other ranks put to and get from: [`Comm::symmetric`]; of GPUs: `nvshmem`. One copy for each host: [`Comm::shared_by_host`].
 //! - Failures: [`Error`]; a communicator of the remaining ranks: [`Comm::shrink`]; a rank's last operations:
 //!   [`Comm::write_flight_record`].
 //!
@@ -50,6 +51,7 @@
 //! | `PHALANX_CUDA_INCLUDE`, `PHALANX_CCCL_INCLUDE`, `PHALANX_NCCL_INCLUDE`, `PHALANX_NVSHMEM_INCLUDE`, `PHALANX_NVSHMEM_DEVICE` | the folders with the headers of CUDA, CCCL, NCCL and NVSHMEM, and with `libnvshmem_device.a`, if they are not in the usual places |
 //! | `PHALANX_MPI_CUDA` | whether the MPI library takes CUDA memory: `1` yes, `0` no, whatever it says of itself; for libraries that cannot be asked |
 //! | `PHALANX_MPI_MAX_BYTES` | most bytes of one MPI call, default 2147483647; for tests of longer operations |
+//! | `PHALANX_MPI_MAP_WINDOWS` | `0`: MPI moves what ranks of one host put to each other's symmetric memory and get from it, too; for tests of MPI's windows |
 //! | `PHALANX_NVSHMEM_STAGE` | bytes of each of the two staging buffers in symmetric memory through which the NVSHMEM backend moves other memory; the same on all ranks; default 16777216 |
 //! | `PHALANX_STOPPED_TIMEOUT` | seconds that a peer's process may be stopped (SIGSTOP, Ctrl-Z) before that is an error; default 0.9, so that the error comes within two seconds; between hosts `PHALANX_HEARTBEAT_TIMEOUT` counts |
 //! | `PHALANX_CORES` | cores that the ranks of a host share; default: those they may run on. With fewer cores than ranks, a waiting rank yields its core at once: for hosts that other programs use as well. The value of the host's rank 0 counts |
@@ -82,7 +84,7 @@
 //! receive, while another one is received, is kept on the heap until then.
 //!
 //! # Features
-//! All but the last two are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
+//! All but the last three are defaults. Libraries are found at run time: none of these needs CUDA, ROCm or MPI to build.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -95,6 +97,7 @@
 //! | `multi-host` | ranks on several hosts: the job's store over TCP, with TLS |
 //! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
 //! | `metrics` | counters of operations for the crate metrics and for Prometheus |
+//! | `safetensors` | safetensors files of distributed tensors |
 //! | `ndarray` | arrays and views of ndarray 0.17 as buffers |
 //!
 //! # Platforms
@@ -136,10 +139,16 @@ mod watch;
 
 pub use api::builder::Builder;
 pub use api::comm::{Comm, View};
+pub use api::file::part::ArrayPart;
+#[cfg(feature = "safetensors")]
+pub use api::file::tensors::TensorPart;
 pub use api::grid::{Grid, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
 pub use api::local::reduce_local;
+pub use api::one_sided::SymmetricMemory;
+pub use api::one_sided::epoch::Epoch;
+pub use api::one_sided::shared_by_host::SharedByHost;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::{Prepared, Request};
@@ -163,7 +172,8 @@ pub use rendezvous::unique_id::UniqueId;
 pub use start::{Choice, choose};
 pub use types::bits::{Bitwise, Logical};
 pub use types::dtype::{
-    AnyElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16, f16,
+    AnyElement, AtomicElement, DType, Element, ElementType, F8E4M3, F8E5M2, Integer, Plain, Reducible, bf16,
+    f16,
 };
 pub use types::error::{
     BootstrapError, Error, LibraryError, MismatchError, MissingRank, PeerError, PeerEvent, Result,

@@ -158,3 +158,29 @@ fn calls_do_not_allocate() {
         }
     }
 }
+
+#[test]
+fn accesses_of_one_side_do_not_allocate() {
+    let ran = Comm::builder().backend(BackendKind::Host).run(2, |comm| -> Result<usize> {
+        let mut memory = comm.symmetric::<u64>(1000)?;
+        let (peer, mut found) = (1 - comm.rank(), [0; 500]);
+        let epoch = memory.epoch()?;
+        let before = ALLOCATIONS.get();
+        for _ in 0..100 {
+            epoch.put(&[1; 500], peer, 0)?;
+            epoch.get(&mut found, peer, 500)?;
+            epoch.put_strided(&[1; 10], 1, peer, 0, 7)?;
+            epoch.accumulate(&[1; 10], peer, 0, SUM)?;
+            epoch.fetch_and_op(1, peer, 0, ReduceOp::Max)?;
+            epoch.compare_and_swap(1, 2, peer, 0)?;
+            epoch.flush(peer)?;
+            epoch.signal(peer)?;
+        }
+        let allocated = ALLOCATIONS.get() - before;
+        epoch.end()?;
+        Ok(allocated)
+    });
+    for allocated in ran.unwrap() {
+        assert_eq!(allocated.unwrap(), 0);
+    }
+}

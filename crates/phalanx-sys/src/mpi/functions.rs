@@ -148,6 +148,23 @@ functions! {
         improbe = "MPI_Improbe"(source: c_int, tag: c_int, comm: Handle, flag: *mut c_int, message: *mut Handle, status: *mut Status);
         imrecv = "MPI_Imrecv"(buffer: *mut c_void, count: c_int, datatype: Handle, message: *mut Handle, request: *mut Handle);
         test = "MPI_Test"(request: *mut Handle, flag: *mut c_int, status: *mut Status);
+        comm_split_type = "MPI_Comm_split_type"(comm: Handle, kind: c_int, key: c_int, info: Handle, new: *mut Handle);
+        win_allocate = "MPI_Win_allocate"(bytes: isize, unit: c_int, info: Handle, comm: Handle, base: *mut c_void, window: *mut Handle);
+        win_allocate_shared = "MPI_Win_allocate_shared"(bytes: isize, unit: c_int, info: Handle, comm: Handle, base: *mut c_void, window: *mut Handle);
+        win_shared_query = "MPI_Win_shared_query"(window: Handle, rank: c_int, bytes: *mut isize, unit: *mut c_int, base: *mut c_void);
+        win_set_errhandler = "MPI_Win_set_errhandler"(window: Handle, handler: Handle);
+        win_lock_all = "MPI_Win_lock_all"(assert: c_int, window: Handle);
+        win_unlock_all = "MPI_Win_unlock_all"(window: Handle);
+        win_sync = "MPI_Win_sync"(window: Handle);
+        win_flush = "MPI_Win_flush"(rank: c_int, window: Handle);
+        win_flush_all = "MPI_Win_flush_all"(window: Handle);
+        win_flush_local = "MPI_Win_flush_local"(rank: c_int, window: Handle);
+        win_free = "MPI_Win_free"(window: *mut Handle);
+        put = "MPI_Put"(source: *const c_void, count: c_int, datatype: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, window: Handle);
+        get = "MPI_Get"(target: *mut c_void, count: c_int, datatype: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, window: Handle);
+        accumulate = "MPI_Accumulate"(source: *const c_void, count: c_int, datatype: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, op: Handle, window: Handle);
+        fetch_and_op = "MPI_Fetch_and_op"(value: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, op: Handle, window: Handle);
+        compare_and_swap = "MPI_Compare_and_swap"(value: *const c_void, expected: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, window: Handle);
         get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
     }
     both {

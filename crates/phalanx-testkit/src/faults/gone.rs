@@ -20,7 +20,7 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// What ranks do over and over until it fails.
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 12] = [
     "all_reduce_large_shared",
     "all_reduce_large_private",
     "all_reduce_small",
@@ -31,6 +31,8 @@ const KINDS: [&str; 10] = [
     "messages_small",
     "messages_large",
     "requests",
+    "epochs",
+    "signals",
 ];
 
 /// Among [`MANY`] ranks.
@@ -117,6 +119,23 @@ fn round(comm: &Comm, kind: &str, shared: &mut [f32], private: &mut Vec<f32>) ->
             let request = comm.start_all_reduce(std::mem::take(private), ReduceOp::Max)?;
             *private = request.wait()?;
             Ok(())
+        }
+        "epochs" => {
+            let mut memory = comm.symmetric::<f32>(1 << 18)?;
+            let epoch = memory.epoch()?;
+            epoch.put(&private[..1 << 18], next, 0)?;
+            epoch.end()
+        }
+        // In one long epoch nobody meets: only the signals say that a rank is gone.
+        "signals" => {
+            let mut memory = comm.symmetric::<f32>(1000)?;
+            let epoch = memory.epoch()?;
+            for _ in 0..200 {
+                epoch.put(&private[..1000], next, 0)?;
+                epoch.signal(next)?;
+                epoch.wait_signals(previous, 1)?;
+            }
+            epoch.end()
         }
         other => panic!("no kind of work is called {other}"),
     }

@@ -16,6 +16,7 @@ mod life;
 mod limits;
 mod mismatch;
 mod mpi;
+mod one_sided;
 pub mod program;
 mod records;
 mod shrink;
@@ -62,7 +63,13 @@ impl Backend {
         match self {
             Backend::Host => host_cases(),
             Backend::Mpi => {
-                let cases = [life::mpi_cases(), deadline::mpi_cases(), mismatch::mpi_cases(), mpi::cases()];
+                let cases = [
+                    life::mpi_cases(),
+                    deadline::mpi_cases(),
+                    mismatch::mpi_cases(),
+                    mpi::cases(),
+                    one_sided::mpi_cases(),
+                ];
                 cases.into_iter().flatten().collect()
             }
             Backend::Nccl => nccl_cases(),
@@ -145,6 +152,7 @@ pub fn scenarios() -> Vec<Scenario> {
         deadline::SCENARIOS,
         grow::SCENARIOS,
         mpi::SCENARIOS,
+        one_sided::SCENARIOS,
     ]
     .concat()
 }
@@ -163,6 +171,7 @@ fn host_cases() -> Vec<Case> {
         records::cases(),
         deadline::cases(Backend::Host),
         grow::cases(Backend::Host),
+        one_sided::cases(),
     ];
     cases.into_iter().flatten().collect()
 }

@@ -11,6 +11,7 @@ mod communicators;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod extremes;
+mod files;
 mod float_modes;
 mod jobs;
 mod matrix;
@@ -22,6 +23,7 @@ mod nccl;
 #[cfg(target_os = "linux")]
 mod nvshmem;
 mod objects;
+mod one_sided;
 mod operations;
 mod plain;
 mod portable;
@@ -127,6 +129,9 @@ fn main() -> ExitCode {
         values::SCENARIOS,
         topologies::SCENARIOS,
         jobs::SCENARIOS,
+        one_sided::SCENARIOS,
+        files::SCENARIOS,
+        one_sided::COMPARED,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
     ];
@@ -157,6 +162,8 @@ fn main() -> ExitCode {
         awaiting::trials(),
         values::trials(),
         topologies::trials(),
+        one_sided::trials(),
+        files::trials(),
         mpi::trials(),
         on_gpus(),
         jobs::trials(),

@@ -6,8 +6,8 @@
 
 use crate::world::all_equal;
 use crate::{
-    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
-    portable, prepared, requests, scans, topologies, values, vectors,
+    any_source, awaiting, communicators, files, float_modes, members, messages, objects, one_sided,
+    operations, plain, portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -32,7 +32,7 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 14] = [
+const GROUPS: [Group; 17] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "plain", add: |job| all(job, plain::SCENARIOS), ranks: &[2, 3], crowded: &[] },
@@ -50,6 +50,15 @@ const GROUPS: [Group; 14] = [
     },
     Group { name: "portable", add: |job| all(job, portable::SCENARIOS), ranks: &[2], crowded: &[3] },
     Group { name: "objects", add: objects, ranks: &[2, 3], crowded: &[] },
+    Group { name: "one_sided", add: |job| all(job, one_sided::SCENARIOS), ranks: &[1, 2, 3], crowded: &[8] },
+    // As between hosts: MPI moves the data.
+    Group {
+        name: "one_sided_by_mpi",
+        add: |job| all(job.env("PHALANX_MPI_MAP_WINDOWS", "0"), one_sided::SCENARIOS),
+        ranks: &[2, 3],
+        crowded: &[],
+    },
+    Group { name: "files", add: |job| all(job, files::SCENARIOS), ranks: &[3], crowded: &[] },
     Group { name: "programs", add: |job| programs(job, ["1", "2"]), ranks: &[2, 4], crowded: &[] },
     // Every collective and message in pieces of 4000 bytes.
     Group { name: "pieces", add: pieces, ranks: &[2], crowded: &[3] },

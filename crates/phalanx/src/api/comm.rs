@@ -19,7 +19,7 @@ use crate::watch::deadline::Limited;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One rank's end of a communicator: a group of ranks that move data together.
@@ -48,6 +48,8 @@ pub struct Comm {
     pub(crate) deadline: Option<Duration>,
     /// Whether this is a [`View`]: dropping one does not leave the communicator.
     is_view: bool,
+    /// How much symmetric memory was allocated, by number.
+    memories: Arc<AtomicU32>,
     /// No `Cell`: the compiler names `one_thread_at_a_time` where a communicator is shared.
     pub(super) object_limit: AtomicUsize,
     one_thread_at_a_time: PhantomData<Cell<()>>,
@@ -76,6 +78,7 @@ impl Comm {
             shape,
             deadline: None,
             is_view: false,
+            memories: Arc::default(),
             object_limit: AtomicUsize::new(DEFAULT_OBJECT_LIMIT),
             one_thread_at_a_time: PhantomData,
         }
@@ -143,6 +146,11 @@ impl Comm {
     #[inline]
     pub(crate) fn limited(&self) -> Option<Limited> {
         Limited::to(self.deadline)
+    }
+
+    /// The number of new symmetric memory, from 1: the same on all ranks.
+    pub(super) fn next_memory(&self) -> u32 {
+        self.memories.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     #[inline]
@@ -324,6 +332,7 @@ impl<'a> View<'a> {
             shape: comm.shape,
             deadline,
             is_view: true,
+            memories: comm.memories.clone(),
             object_limit: AtomicUsize::new(comm.object_limit()),
             one_thread_at_a_time: PhantomData,
         };

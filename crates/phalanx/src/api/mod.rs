@@ -11,6 +11,8 @@
 //! | `values.rs` | collectives of single values, and of lists of unknown lengths |
 //! | `object/` | values of any type that serde knows |
 //! | `rank_group.rs`, `grid/` | ranks as groups and as grids; neighbors and halos |
+//! | `one_sided/` | memory that other ranks access |
+//! | `file/` | files of distributed arrays |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
 //! | `recorded.rs` | operations as the flight recorder sees them |
@@ -21,6 +23,7 @@ mod coalesced;
 mod collectives;
 pub(crate) mod comm;
 mod custom;
+pub(crate) mod file;
 pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;
@@ -28,6 +31,7 @@ pub(crate) mod lending;
 pub(crate) mod local;
 mod membership;
 mod object;
+pub(crate) mod one_sided;
 pub(crate) mod p2p;
 mod probe;
 pub(crate) mod rank_group;

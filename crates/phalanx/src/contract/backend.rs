@@ -1,7 +1,9 @@
 //! [`Backend`]: what a backend fulfils.
 
 use super::hosts::HostTopology;
-use super::{BackendKind, Call, Envelope, OperationId, RankGrid, StreamSyncOps, Transfer, Wanted};
+use super::{
+    BackendKind, Call, Envelope, HostMemory, OperationId, RankGrid, StreamSyncOps, Transfer, Wanted, Window,
+};
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
 use crate::buffer::stream::Stream;
@@ -277,6 +279,42 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
 
     /// Zeroed memory, aligned to 64 bytes: shared with the peers if the backend can.
     fn alloc(&self, bytes: usize) -> Result<Allocation>;
+
+    /// Memory of which every rank has a part of the call's blocks, zeroed. Collective; the call is one of `Symmetric`.
+    ///
+    /// # Safety
+    /// As for `split`.
+    unsafe fn symmetric(&self, _call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        Err(self.no_windows("memory of which every rank has a part (symmetric)"))
+    }
+
+    /// Memory of the call's blocks, zeroed, of which each host has one copy. Collective; the call is one of `SharedByHost`.
+    ///
+    /// # Safety
+    /// As for `split`.
+    unsafe fn shared_by_host(&self, _call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        Err(self.no_windows("memory that the ranks of a host share (shared_by_host)"))
+    }
+
+    /// The number of operation numbers that `symmetric` and `shared_by_host` use up.
+    fn collectives_of_window(&self) -> u64 {
+        1
+    }
+
+    /// The error of a backend without them.
+    fn no_windows(&self, what: &str) -> Error {
+        let remedy = match self.kind() {
+            BackendKind::Nccl | BackendKind::Rccl => {
+                "memory of GPUs is `comm.nccl()?.alloc`, with `put_signal`; for host memory use a communicator on the backend host, mpi or solo"
+            }
+            BackendKind::Nvshmem => {
+                "memory of GPUs is `phalanx::nvshmem`'s `Context::alloc`; for host memory use a communicator on the backend host, mpi or solo"
+            }
+            _ => "use a communicator on the backend host, mpi or solo",
+        };
+        let why = format!("the backend {} has none on the host", self.kind());
+        Error::from(UnsupportedError { what: what.into(), why, remedy: remedy.into() })
+    }
 
     /// The deadline of a wait.
     fn timeout(&self) -> Duration;

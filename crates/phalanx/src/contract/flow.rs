@@ -60,10 +60,9 @@ impl<'a> Call<'a> {
             AllToAll | AllToAllV => (Who::All, Who::All, true, true, false),
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // There is nothing to give, but every rank waits for every other.
-            Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | Init | Shrink | WaitSignals => {
-                (Who::All, Who::All, false, false, false)
-            }
-            Send | Recv => unreachable!("not collectives"),
+            Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | Init | Shrink | WaitSignals
+            | Symmetric | SharedByHost | Epoch | EndEpoch | Free => (Who::All, Who::All, false, false, false),
+            Send | Recv | OneSided => unreachable!("not collectives"),
         };
         let size = self.dtype.size();
         let recv_blocks = if self.operation == AllToAllV { self.recv_blocks } else { self.blocks };
@@ -71,7 +70,7 @@ impl<'a> Call<'a> {
         let blocks = self.blocks;
         let flow = Flow { writers, readers, scattered, gathered, reduced, scan, blocks, recv_blocks, size };
         // The blocks of an alloc are what the ranks ask for.
-        if self.operation == Alloc { flow.without_data() } else { flow }
+        if self.operation.allocates() { flow.without_data() } else { flow }
     }
 }
 

@@ -15,6 +15,7 @@ mod operation;
 mod shape;
 mod stream_sync;
 mod transfer;
+mod window;
 
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
@@ -27,3 +28,4 @@ pub(crate) use shape::Shape;
 pub use stream_sync::StreamSyncOps;
 pub use transfer::Envelope;
 pub(crate) use transfer::{Direction, OperationId, Transfer, Wanted};
+pub(crate) use window::{AtomicOp, HostMemory, MappedParts, RemoteSlice, Window};

@@ -36,10 +36,20 @@ pub(crate) enum Operation {
     SplitGrid,
     Scan,
     ExclusiveScan,
+    /// Memory of which every rank has a part.
+    Symmetric,
+    /// The beginning and the end of an epoch of such memory, and its end. The memory's number is in the place of the root.
+    Epoch,
+    EndEpoch,
+    Free,
+    /// Accesses to a rank's part, and their completion. The rank is in the place of the root.
+    OneSided,
+    /// Memory that the ranks of a host share.
+    SharedByHost,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 29] = [
+    const ALL: [(Operation, &'static str); 35] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -69,6 +79,12 @@ impl Operation {
         (Operation::SplitGrid, "split_grid"),
         (Operation::Scan, "scan"),
         (Operation::ExclusiveScan, "exclusive_scan"),
+        (Operation::Symmetric, "symmetric"),
+        (Operation::Epoch, "epoch"),
+        (Operation::EndEpoch, "end of an epoch"),
+        (Operation::Free, "free"),
+        (Operation::OneSided, "one_sided"),
+        (Operation::SharedByHost, "shared_by_host"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -101,13 +117,23 @@ impl Operation {
 
     /// Whether it can be part of a group.
     pub fn is_queued_in_groups(self) -> bool {
-        !self.is_empty_handed() && self != Operation::Alloc
+        !self.is_empty_handed() && !self.allocates()
+    }
+
+    /// Whether its blocks are what the ranks ask for, and no data moves.
+    pub fn allocates(self) -> bool {
+        matches!(self, Operation::Alloc | Operation::Symmetric | Operation::SharedByHost)
+    }
+
+    /// Whether it belongs to a window, whose number is in the place of the root.
+    pub fn is_of_window(self) -> bool {
+        matches!(self, Operation::Epoch | Operation::EndEpoch | Operation::Free)
     }
 
     /// Whether the operation moves no data.
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
         let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
-        is_errand || matches!(self, Barrier | Finalize | Split | SplitGrid)
+        is_errand || self.is_of_window() || matches!(self, Barrier | Finalize | Split | SplitGrid | OneSided)
     }
 }

@@ -47,6 +47,11 @@ impl CallRecord {
         }
     }
 
+    /// A wait that concerns one rank, in a window.
+    pub fn of_rank(operation: Operation, rank: usize) -> CallRecord {
+        CallRecord { root: rank as u32, counts: 1, ..CallRecord::of(&Call::empty(operation)) }
+    }
+
     #[inline(always)]
     fn head(&self) -> u64 {
         u64::from(self.operation as u8)
@@ -103,6 +108,12 @@ impl fmt::Display for CallRecord {
         }
         if self.operation == Operation::SplitGrid {
             return write!(f, "(grid #{:08x})", self.root);
+        }
+        if self.operation.is_of_window() {
+            return write!(f, "(memory {})", self.root);
+        }
+        if matches!(self.operation, Operation::OneSided | Operation::WaitSignals) && self.counts != 0 {
+            return write!(f, "(rank {})", self.root);
         }
         if self.operation.is_empty_handed() {
             return Ok(());

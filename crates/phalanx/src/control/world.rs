@@ -201,6 +201,15 @@ impl World {
         }
     }
 
+    /// Allocates the pages of a range of a segment, so that using them later cannot fail.
+    pub(crate) fn commit(&self, segment: &Segment, start: usize, len: usize) -> Result<()> {
+        match &self.kind {
+            Kind::Processes(world) => world.file.commit(place(segment.id).0 + start as u64, len as u64),
+            // The system's allocator promises as much as it wants.
+            Kind::Threads(_) | Kind::Hosts(_) => Ok(()),
+        }
+    }
+
     /// The location of `len` bytes at `start` for peers, if they can reach them.
     pub(crate) fn locate(&self, start: *const u8, len: usize) -> Location {
         match &self.kind {

@@ -260,6 +260,13 @@ pub trait Reducible: ElementType {}
 )]
 pub trait Integer: Element {}
 
+/// A number of 4 or 8 bytes, which ranks can change in one step: [`Epoch::fetch_and_op`](crate::Epoch::fetch_and_op). Sealed.
+#[diagnostic::on_unimplemented(
+    message = "ranks cannot change a `{Self}` in one step",
+    label = "not one of i32, u32, i64, u64, f32 and f64"
+)]
+pub trait AtomicElement: Element {}
+
 /// Stands for the elements of a buffer whose type is known at run time only, such as
 /// [`AnySource`](crate::AnySource).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -305,6 +312,11 @@ macro_rules! integers {
     ($($ty:ty)*) => { $(impl Integer for $ty {})* };
 }
 integers! { i8 u8 i16 u16 i32 u32 i64 u64 }
+
+macro_rules! atomics {
+    ($($ty:ty)*) => { $(impl AtomicElement for $ty {})* };
+}
+atomics! { i32 u32 i64 u64 f32 f64 }
 
 /// Runs `$body` with `$T` bound to the Rust type of a [`DType`] value.
 macro_rules! with_element {

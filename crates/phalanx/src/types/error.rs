@@ -284,6 +284,21 @@ pub enum UsageError {
         /// Number of ranks.
         world_size: usize,
     },
+    /// An access to elements that a rank's memory does not have.
+    #[error(
+        "{operation}: {count} elements from index {at} on are not in the {len} elements that each rank has; access fewer, or \
+         allocate more"
+    )]
+    Range {
+        /// The operation.
+        operation: &'static str,
+        /// The first element.
+        at: usize,
+        /// Elements from the first to the last.
+        count: usize,
+        /// Elements of each rank.
+        len: usize,
+    },
     /// A list of counts does not have one entry per rank.
     #[error("{operation}: {actual} {list} were given, one per rank is needed: {world_size}")]
     Counts {
@@ -410,6 +425,14 @@ pub enum UsageError {
         /// This rank.
         rank: usize,
     },
+}
+
+impl UsageError {
+    /// The error for a rank that waits for more signals of its own than it has given.
+    pub(crate) fn own_signals(count: u64, given: u64) -> UsageError {
+        let expected = format!("at most {given}: a rank that waits for itself gives no more");
+        UsageError::Setting { name: "wait_signals: count".into(), value: count.to_string(), expected }
+    }
 }
 
 /// Two ranks made different calls where the same was needed. A list of counts is shown as its sum and a

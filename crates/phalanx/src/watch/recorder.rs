@@ -421,6 +421,7 @@ impl Recorder {
     }
 
     /// What converts ticks to times.
+    #[cfg(feature = "metrics")]
     pub(super) fn scale(&self) -> Scale {
         Scale::between(self.born, self.clock.moment())
     }

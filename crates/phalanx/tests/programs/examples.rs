@@ -82,6 +82,38 @@ fn sample_sort_sorts() {
 }
 
 #[test]
+fn hash_table_counts_every_update() {
+    for (ranks, updates, all) in
+        [("1", "1000", "1000 updates"), ("3", "20000", "60000 updates"), ("2", "0", "0 updates")]
+    {
+        says("hash_table", &[ranks, updates], &[all, "million/s"]);
+    }
+}
+
+#[test]
+fn shared_table_has_the_factors() {
+    for ranks in ["1", "4"] {
+        let parts = ["1229 primes below 10000; the most factors of a number are 13", "one table of 39 KiB"];
+        says("shared_table", &[ranks, "10000"], &parts);
+    }
+}
+
+#[test]
+fn array_checkpoint_is_read_by_other_numbers_of_ranks() {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let file = folder.path().join("state.safetensors");
+    let file = file.to_str().unwrap();
+    for (saving, loading) in [("1", "4"), ("3", "2"), ("4", "1")] {
+        says("array_checkpoint", &[saving, "save", file], &["500 × 60 elements"]);
+        says("array_checkpoint", &[loading, "load", file], &["30000 elements, as they were saved"]);
+    }
+    let output =
+        Command::new(example("array_checkpoint")).args(["2", "load", "/nowhere"]).output().expect("it runs");
+    let text = text(&output);
+    assert!(!output.status.success() && text.contains("No such file"), "{text}");
+}
+
+#[test]
 fn train_digits_learns_with_any_number_of_ranks() {
     let program = example("train_digits");
     for ranks in ["1", "2", "5"] {

@@ -10,6 +10,7 @@
 //! | `grid.rs` | ranks in rows and columns |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
+//! | `window.rs` | memory that ranks access on each other's parts, or share |
 //!
 //! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
 
@@ -20,6 +21,7 @@ mod exchange;
 mod grid;
 mod message;
 mod tunables;
+mod window;
 
 #[cfg(all(test, target_os = "linux"))]
 mod relay_tests;
@@ -28,8 +30,8 @@ mod tests;
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer,
-    Wanted,
+    Backend, BackendKind, Call, Departure, Direction, Envelope, HostMemory, Operation, OperationId, RankGrid,
+    Transfer, Wanted, Window,
 };
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
@@ -242,6 +244,22 @@ impl Backend for HostComm {
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        let window = unsafe { self.window(call) }?;
+        Ok(Box::new(window))
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        let memory = unsafe { self.host_memory(call) }?;
+        Ok(Box::new(memory))
+    }
+
+    fn collectives_of_window(&self) -> u64 {
+        3
     }
 
     fn timeout(&self) -> Duration {

@@ -11,6 +11,7 @@
 //! | `message.rs`, `message_table.rs` | sends and receives; which are posted, and how far each is |
 //! | `transport.rs` | messages for the job's store, where NCCL moves the data |
 //! | `watchdog.rs` | deadlines |
+//! | `window.rs` | memory that ranks access on each other's parts, or share |
 //! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
 //! # Deadlines
@@ -33,6 +34,7 @@ mod process;
 mod reduction;
 mod transport;
 mod watchdog;
+mod window;
 
 use gathering::Gathering;
 pub(crate) use process::Launched;
@@ -41,8 +43,8 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Envelope, Operation, OperationId, StartCollectives, Transfer,
-    Wanted,
+    Backend, BackendKind, Call, Departure, Envelope, HostMemory, Operation, OperationId, StartCollectives,
+    Transfer, Wanted, Window,
 };
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
@@ -461,6 +463,16 @@ impl Backend for MpiComm {
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let memory = Mapping::anonymous(bytes.max(1))?;
         Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.window(call) }
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.host_memory(call) }
     }
 
     fn timeout(&self) -> Duration {

@@ -14,9 +14,10 @@ use super::{MpiFailure, check, cuda_support};
 use crate::contract::{Call, Operation};
 use crate::control::record::CallRecord;
 use crate::os::sync::lock;
-use crate::rendezvous::environment::number_from_environment;
+use crate::rendezvous::environment::{number_from_environment, switch_from_environment};
 use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::mpi::{Handle, LoadError, Mpi};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -46,6 +47,11 @@ pub(crate) struct MpiProcess {
     pub transports: AtomicUsize,
     /// ... and whether they must end, since the process does.
     pub is_ending: AtomicBool,
+    /// Whether ranks of one host access each other's parts of windows themselves.
+    pub maps_windows: bool,
+    /// How many windows were made, and those that were dropped, by number.
+    pub windows: AtomicU64,
+    pub dropped_windows: Mutex<BTreeMap<u64, Handle>>,
     /// Whether MPI accepts CUDA memory, or why not. Checked before it gets any.
     pub cuda: std::result::Result<CudaSupport, String>,
     /// Why MPI is not finalised: finalising could wait for a dead peer.
@@ -53,7 +59,7 @@ pub(crate) struct MpiProcess {
     /// Nanoseconds: the last deadline, which finalising has too.
     timeout: AtomicU64,
     /// Rank in the world.
-    rank: AtomicUsize,
+    pub rank: AtomicUsize,
 }
 
 static PROCESS: OnceLock<MpiProcess> = OnceLock::new();
@@ -82,6 +88,7 @@ impl MpiProcess {
 
     fn initialise(launched: &Launched, timeout: Duration) -> Result<MpiProcess> {
         let (max_bytes, forced_cuda) = (max_bytes()?, cuda_support::from_environment()?);
+        let maps_windows = switch_from_environment("PHALANX_MPI_MAP_WINDOWS")?.unwrap_or(true);
         let mpi = Mpi::load().map_err(|error| match error {
             LoadError::NotFound(error) => Error::from(error),
             LoadError::MissingFunction(error) => Error::from(error),
@@ -104,6 +111,9 @@ impl MpiProcess {
             main_only,
             transports: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
+            maps_windows,
+            windows: AtomicU64::new(0),
+            dropped_windows: Mutex::default(),
             cuda: cuda_support::query(&mpi, forced_cuda),
             unfinished: OnceLock::new(),
             timeout: AtomicU64::new(0),
@@ -326,6 +336,8 @@ impl MpiProcess {
             (self.mpi.functions.type_free)(&raw mut own_type);
             (self.mpi.functions.barrier)(self.world());
         }
+        // MPICH 4.0.2 ends the process in MPI_Finalize if there are windows.
+        self.free_dropped_windows();
         drop(watched);
         // It does so now and then all the same, between hosts. All ranks have done their work: that ends well.
         self.leave_if_late(timeout.min(FINALIZING));

@@ -166,7 +166,8 @@ impl Communicator {
                 AllToAllV => self.all_to_all_v(call),
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
-                | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan => {
+                | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
+                | SharedByHost | Epoch | EndEpoch | Free | OneSided => {
                     unreachable!("nothing to enqueue")
                 }
             }

@@ -3,8 +3,11 @@
 //! A collective is a copy (an average over one rank, a pre-multiplied sum of one). A message to oneself is
 //! kept until it is received.
 
+mod window;
+
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Direction, Envelope, OperationId, Transfer, Wanted,
+    Backend, BackendKind, Call, Departure, Direction, Envelope, HostMemory, OperationId, Transfer, Wanted,
+    Window,
 };
 use crate::os::Mapping;
 use crate::os::sync::lock;
@@ -246,6 +249,14 @@ impl Backend for SoloComm {
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         let memory = Mapping::anonymous(bytes.max(1))?;
         Ok(Allocation { start: memory.as_ptr(), keep: Box::new(memory) })
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        self.window(call)
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        self.host_memory(call)
     }
 
     fn timeout(&self) -> Duration {

@@ -1,0 +1,204 @@
+//! Files of distributed arrays: [`Comm::write_at_all`], [`Comm::read_at_all`].
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `part.rs` | which elements a rank has |
+//! | `replace.rs` | a new file that takes the place of an old one |
+//! | `aggregate.rs` | short pieces, gathered before they are written |
+//! | `tensors.rs` | safetensors files |
+
+mod aggregate;
+pub(crate) mod part;
+mod replace;
+#[cfg(feature = "safetensors")]
+pub(crate) mod tensors;
+
+use super::checks::same_len;
+use super::comm::Comm;
+use crate::types::dtype::Plain;
+use crate::types::error::{Result, UsageError};
+use crate::types::op::ReduceOp;
+use aggregate::Pieces;
+use part::ArrayPart;
+use replace::{NewFile, agree};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+
+/// Pieces of this many bytes on average are written by the ranks that have them; shorter ones are gathered first.
+const LONG_PIECE: usize = 64 << 10;
+
+/// Bytes that are read at once to pick short pieces out of them.
+const READ: u64 = 4 << 20;
+
+/// Files of arrays that are distributed over the ranks, read and written together.
+///
+/// Plain files, on a file system that all ranks' hosts share. On every backend they are read and written by the operating system's
+/// calls, without MPI-IO. Elements are written as they are in memory.
+impl Comm {
+    /// Writes a distributed array to a file: its elements in order, and nothing else. `MPI_File_write_at_all`.
+    ///
+    /// The file is replaced at once: it is written under another name (`….part`), made durable and renamed. Short pieces are gathered by
+    /// the first rank of each host, which writes them together. Collective; `part` says which elements this rank has in `data`. Together the
+    /// ranks have each element once; where several have it, one of the values is written.
+    ///
+    /// # Errors
+    /// [`UsageError::Length`](crate::UsageError::Length) if `data` has another length than the part;
+    /// [`UsageError::Setting`](crate::UsageError::Setting), on all ranks, if their parts are of arrays of different lengths, or are not the whole.
+    /// [`SystemError`](crate::SystemError), on all ranks, for what the system refuses one of them: then the old file is still there.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// # use phalanx::ArrayPart;
+    /// # let path = std::env::temp_dir().join(format!("phalanx-array-{}", std::process::id()));
+    /// // Three ranks write 10 elements, of which each has a block.
+    /// phalanx::run(3, |comm| {
+    ///     let part = ArrayPart::block(10, comm.rank(), comm.world_size());
+    ///     let data: Vec<u32> = part.iter().flatten().map(|index| index as u32).collect();
+    ///     comm.write_at_all(&path, &part, &data)
+    /// })?
+    /// .into_iter()
+    /// .collect::<phalanx::Result<()>>()?;
+    /// // Two ranks read them, in blocks of two that alternate.
+    /// phalanx::run(2, |comm| {
+    ///     let part = ArrayPart::block_cyclic(10, 2, comm.rank(), comm.world_size());
+    ///     let mut data = vec![0u32; part.len()];
+    ///     comm.read_at_all(&path, &part, &mut data)?;
+    ///     assert!(data.iter().zip(part.iter().flatten()).all(|(element, index)| *element == index as u32));
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect::<phalanx::Result<()>>()?;
+    /// # std::fs::remove_file(&path).unwrap();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn write_at_all<T: Plain>(&self, path: impl AsRef<Path>, part: &ArrayPart, data: &[T]) -> Result<()> {
+        let path = path.as_ref();
+        same_len("write_at_all", "data", data.len(), part.len(), "the elements of the part")?;
+        self.check_parts("write_at_all", part, size_of::<T>())?;
+        let whole = (part.whole_len() * size_of::<T>()) as u64;
+        let mut file = NewFile::create(self, path, whole)?;
+        let written = self.write_array(&mut file, 0, part, size_of::<T>(), bytes_of(data))?;
+        file.finish(written)
+    }
+
+    /// Reads a part of a distributed array from a file of [`write_at_all`](Comm::write_at_all), by whatever number of ranks it was written.
+    /// `MPI_File_read_at_all`.
+    ///
+    /// Collective; the parts may have elements in common, and need not be the whole.
+    ///
+    /// # Errors
+    /// As for `write_at_all`; a file that is not as long as the whole array is one of [`SystemError`](crate::SystemError).
+    pub fn read_at_all<T: Plain>(
+        &self,
+        path: impl AsRef<Path>,
+        part: &ArrayPart,
+        data: &mut [T],
+    ) -> Result<()> {
+        let path = path.as_ref();
+        same_len("read_at_all", "data", data.len(), part.len(), "the elements of the part")?;
+        let whole = part.whole_len().saturating_mul(size_of::<T>()) as u64;
+        let mut read = || {
+            let mut file = File::open(path)?;
+            let len = file.metadata()?.len();
+            if len != whole {
+                let text =
+                    format!("it has {len} bytes, and an array of {} elements has {whole}", part.whole_len());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            read_array(&mut file, 0, part, data)
+        };
+        agree(self, path, read())
+    }
+
+    /// Writes the bytes of a part of an array that begins at `start` of a new file. Collective.
+    fn write_array(
+        &self,
+        file: &mut NewFile<'_>,
+        start: u64,
+        part: &ArrayPart,
+        size: usize,
+        bytes: &[u8],
+    ) -> Result<io::Result<()>> {
+        // All ranks choose alike.
+        let mut pieces_and_bytes = [part.iter().count() as u64, bytes.len() as u64];
+        self.all_reduce_in_place(&mut pieces_and_bytes, ReduceOp::Sum)?;
+        if pieces_and_bytes[1] < pieces_and_bytes[0].saturating_mul(LONG_PIECE as u64) {
+            let whole = start..start + (part.whole_len() * size) as u64;
+            return aggregate::write(self, file, &Pieces::new(places(start, part, size), bytes), whole);
+        }
+        let mut rest = bytes;
+        Ok(places(start, part, size).try_for_each(|place| {
+            let (own, others) = rest.split_at((place.end - place.start) as usize);
+            rest = others;
+            file.write_at(place.start, own)
+        }))
+    }
+
+    /// An error, on all ranks, unless their parts are of one array, and have as many elements as it.
+    fn check_parts(&self, operation: &'static str, part: &ArrayPart, size: usize) -> Result<()> {
+        let [whole, own] = [part.whole_len() as u64, part.len() as u64];
+        let wholes = self.all_gather_value(whole)?;
+        let together = self.all_reduce_value(own, ReduceOp::Sum)?;
+        let refused = |value: String, expected: String| {
+            let name = format!("{operation}: part");
+            Err(UsageError::Setting { name, value, expected }.into())
+        };
+        if let Some(rank) = wholes.iter().position(|other| *other != wholes[0]) {
+            let value = format!("of an array of {} elements on rank {rank}", wholes[rank]);
+            return refused(value, format!("{}, as on rank 0", wholes[0]));
+        }
+        if together != whole {
+            let value = format!("{together} elements on all ranks together");
+            return refused(value, format!("the {whole} elements of the array, each on one rank"));
+        }
+        if whole.checked_mul(size as u64).is_none_or(|bytes| bytes > i64::MAX as u64) {
+            let (what, value) = ("the length in bytes", format!("{whole} × {size}"));
+            return Err(UsageError::Overflow { operation, what, value, limit: i64::MAX.to_string() }.into());
+        }
+        Ok(())
+    }
+}
+
+/// Where a part's ranges are in a file whose array begins at `start`, of elements of `size` bytes.
+fn places(start: u64, part: &ArrayPart, size: usize) -> impl Iterator<Item = Range<u64>> + '_ {
+    let offset = move |index: usize| start + (index * size) as u64;
+    part.iter().map(move |range| offset(range.start)..offset(range.end))
+}
+
+/// Reads a part of an array that begins at `start`: long pieces by themselves, short ones with what is between them.
+fn read_array<T: Plain>(file: &mut File, start: u64, part: &ArrayPart, data: &mut [T]) -> io::Result<()> {
+    let mut rest = bytes_of_mut(data);
+    let (mut buffer, mut held) = (Vec::new(), 0..0u64);
+    let end = places(start, part, size_of::<T>()).map(|range| range.end).max().unwrap_or(0);
+    for range in places(start, part, size_of::<T>()) {
+        let (own, others) = rest.split_at_mut((range.end - range.start) as usize);
+        rest = others;
+        if own.len() >= LONG_PIECE {
+            file.seek(SeekFrom::Start(range.start))?;
+            file.read_exact(own)?;
+            continue;
+        }
+        if range.start < held.start || range.end > held.end {
+            held = range.start..end.min(range.start + READ);
+            buffer.resize((held.end - held.start) as usize, 0);
+            file.seek(SeekFrom::Start(held.start))?;
+            file.read_exact(&mut buffer)?;
+        }
+        let at = (range.start - held.start) as usize;
+        own.copy_from_slice(&buffer[at..at + own.len()]);
+    }
+    Ok(())
+}
+
+fn bytes_of<T: Plain>(data: &[T]) -> &[u8] {
+    // SAFETY: plain data has no padding, so all bytes are initialised.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+fn bytes_of_mut<T: Plain>(data: &mut [T]) -> &mut [u8] {
+    // SAFETY: plain data has no padding, and is valid whatever its bytes are.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
+}
