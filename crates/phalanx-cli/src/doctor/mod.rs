@@ -12,6 +12,7 @@ mod backends;
 mod facts;
 mod finding;
 mod gpus;
+mod hosts;
 mod kernel;
 mod launcher;
 mod libraries;
@@ -37,6 +38,7 @@ use trial::Trial;
 /// 0 if nothing fails.
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     match args.role {
+        None if args.hosts => hosts::run(args),
         None => examine(args),
         Some(Role::Survey) => answers::print(),
         #[cfg(target_os = "linux")]

@@ -24,6 +24,17 @@ pub struct DoctorArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
+    /// Measure the network between the hosts of a job instead, by one rank of each: start it as that job's program.
+    ///
+    /// All pairs of up to 64 hosts, and for each host 63 others beyond that: latency, bandwidth, clocks, versions. The exit status is 1 if
+    /// a host or a link is slow.
+    #[arg(long)]
+    pub hosts: bool,
+
+    /// With --hosts: also draw the bandwidths, into a file that ends in .svg or .png.
+    #[arg(long, value_name = "FILE", requires = "hosts")]
+    pub picture: Option<std::path::PathBuf>,
+
     /// What this process does for the doctor process that started it.
     #[arg(long = "part", value_enum, hide = true)]
     pub role: Option<Role>,

@@ -6,6 +6,7 @@ use super::node::Node;
 use super::rank::PART;
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::{suite, ucx};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -85,18 +86,30 @@ impl Hosts {
         settings: &[(&str, &str)],
     ) -> Result<[Node; 3], Failed> {
         let program = std::env::current_exe()?;
+        self.launch_program(port, &[program.as_os_str()], &format!("-n 2 {options}"), |command| {
+            command.env(PART, part).env("PHALANX_HEARTBEAT_TIMEOUT", "3").envs(settings.iter().copied());
+        })
+    }
+
+    /// A launcher on each host, with a program and its arguments.
+    fn launch_program(
+        &self,
+        port: u16,
+        program: &[&OsStr],
+        options: &str,
+        set: impl Fn(&mut Command),
+    ) -> Result<[Node; 3], Failed> {
         // The hosts have folders for temporary files of their own, and share all others.
         let token = token_file(&self.state, &format!("token-{port}"), "the secret of this test");
         Ok([0, 1, 2].map(|host| {
             let launcher = phalanx(&format!(
-                "launch --nnodes 3 --node-rank {host} --store h0:{port} --token-file {} -n 2 {options} --",
+                "launch --nnodes 3 --node-rank {host} --store h0:{port} --token-file {} {options} --",
                 token.display()
             ));
             let mut command = self.command("run", &[&host.to_string()]);
-            command.arg(launcher.get_program()).args(launcher.get_args()).arg(&program);
-            command.env(PART, part).env("PHALANX_BACKEND", "auto");
-            command.env("PHALANX_TIMEOUT", "30").env("PHALANX_HEARTBEAT_TIMEOUT", "3");
-            command.envs(settings.iter().copied());
+            command.arg(launcher.get_program()).args(launcher.get_args()).args(program);
+            command.env("PHALANX_BACKEND", "auto").env("PHALANX_TIMEOUT", "30");
+            set(&mut command);
             Node::start(command)
         }))
     }
@@ -119,6 +132,7 @@ pub fn trials() -> Vec<Trial> {
         of_ucx("an_outage_of_a_second_is_survived", outage),
         of_ucx("a_host_without_the_library_is_told_how_to_get_it", without_library),
         of_ucx("an_interface_that_is_not_there_is_named", wrong_interface),
+        of_ucx("doctor_names_a_host_that_sends_slowly", slow_host),
     ]
 }
 
@@ -220,4 +234,26 @@ fn without_library(hosts: &Hosts) -> Result<(), Failed> {
 fn wrong_interface(hosts: &Hosts) -> Result<(), Failed> {
     let nodes = hosts.launch(29407, "init", "", &[("PHALANX_INTERFACE", "carrier-pigeon0")])?;
     all_say(nodes, &["PHALANX_INTERFACE", "carrier-pigeon0", "10.77.0."])
+}
+
+/// Host 1 may send a tenth of what it could; the doctor says so, and only then.
+fn slow_host(hosts: &Hosts) -> Result<(), Failed> {
+    let picture = hosts.state.join("map.svg");
+    let doctor = |port| -> Result<(Option<i32>, String), Failed> {
+        let program = phalanx("");
+        let arguments = ["doctor", "--hosts", "--picture"].map(OsStr::new);
+        let words = [&[program.get_program()], &arguments[..], &[picture.as_os_str()]].concat();
+        let [first, ..] = hosts.launch_program(port, &words, "-n 1 --no-prefix", |_| ())?;
+        Ok(first.end()?)
+    };
+    hosts.perform("slow", &["1", "200mbit"])?;
+    let slow = doctor(29408);
+    hosts.perform("slow", &["1", "none"])?;
+    let (code, said) = slow?;
+    says(&said, &["3 hosts, 3 links measured over the backend ucx", "SLOW host 1 (h1) sends slowly: "])?;
+    if code != Some(1) || said.matches("SLOW").count() != 1 {
+        return Err(format!("{code:?}: one host is slow:\n{said}").into());
+    }
+    let drawn = std::fs::read_to_string(&picture)?;
+    says(&drawn, &["<svg", "h1"])
 }
