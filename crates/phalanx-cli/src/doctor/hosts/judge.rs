@@ -6,12 +6,14 @@
 use super::measure::Link;
 
 /// A value is slow that is worse than the median by so many median absolute deviations (of which 1.4826 are one standard deviation), and by
-/// this share of the median: where all are nearly equal, small differences do not count.
+/// this share of the median: where all are nearly equal, small differences do not count. Few hosts with much noise deviate by more than the
+/// median; so a bandwidth of less than a third is slow in any case.
 const DEVIATIONS: f64 = 5.0 * 1.4826;
 const SHARE: f64 = 0.3;
+const MOST_SHARE: f64 = 2.0 / 3.0;
 /// A latency has to be longer by this share, and by so many seconds: on a busy host the median itself moves.
-const LATENCY_SHARE: f64 = 1.0;
-const LATENCY_LEAST: f64 = 20e-6;
+const LATENCY_SHARE: f64 = 3.0;
+const LATENCY_LEAST: f64 = 50e-6;
 /// Clocks that differ by more make a timeline hard to read.
 const CLOCK: f64 = 10e-3;
 
@@ -125,7 +127,7 @@ fn limit(values: &[f64], what: What) -> (f64, f64) {
     let deviation = DEVIATIONS * median(&distances);
     let limit = match what {
         What::Latency => middle + deviation.max(LATENCY_SHARE * middle).max(LATENCY_LEAST),
-        What::Sending | What::Receiving => middle - deviation.max(SHARE * middle),
+        What::Sending | What::Receiving => middle - deviation.clamp(SHARE * middle, MOST_SHARE * middle),
     };
     (middle, limit)
 }
@@ -192,7 +194,7 @@ mod tests {
                 link.bandwidth.1 /= 3.0;
             }
             if link.hosts == (0, 3) {
-                (link.latency, link.clock_ahead) = (80e-6, -0.5);
+                (link.latency, link.clock_ahead) = (180e-6, -0.5);
             }
         });
         let verdict = judge(&slow, 6);
