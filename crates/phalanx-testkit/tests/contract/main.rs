@@ -119,6 +119,8 @@ fn main() -> ExitCode {
         jobs::SCENARIOS,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
+        #[cfg(target_os = "linux")]
+        ucx::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;
