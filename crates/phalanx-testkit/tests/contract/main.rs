@@ -134,6 +134,8 @@ fn main() -> ExitCode {
         one_sided::COMPARED,
         #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
+        #[cfg(target_os = "linux")]
+        ucx::SCENARIOS,
     ];
     if let Some(code) = processes::serve(&scenarios.concat()) {
         return code;

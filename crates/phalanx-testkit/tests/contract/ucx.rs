@@ -2,13 +2,15 @@
 //! ranks of several hosts do over their network (phalanx-cli's `nodes` has hosts).
 
 use crate::mpi::MATRIX;
-use crate::world::all_equal;
+use crate::world::{Done, all_equal, outcome, same};
 use crate::{
     any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
     portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
-use phalanx_testkit::processes::Launch;
+use phalanx::{Comm, Error, PeerEvent, ReduceOp};
+use phalanx_testkit::fault::Fault;
+use phalanx_testkit::processes::{Launch, describe, phase};
 use phalanx_testkit::{Scenario, suite, ucx};
 use std::time::Duration;
 
@@ -48,6 +50,49 @@ fn all(ranks: usize, scenarios: &[&[Scenario]]) -> Launch {
     of(ranks, names.collect::<Vec<_>>().into_iter())
 }
 
+pub const SCENARIOS: &[Scenario] =
+    &[Scenario::rank("ucx/outlive", |comm, args| outcome(outlive(&comm, &args[0], &args[1])))];
+
+/// Works until a rank is killed, and goes on without it.
+fn outlive(comm: &Comm, elements: &str, victim: &str) -> Done {
+    let mut data = vec![1f32; elements.parse()?];
+    let mut is_first = true;
+    let error = loop {
+        if let Err(error) = comm.all_reduce_in_place(&mut data, ReduceOp::Max) {
+            break error;
+        }
+        if std::mem::take(&mut is_first) {
+            phase("together");
+        }
+    };
+    let Error::Peer(peer) = &error else { return Err(error.into()) };
+    same("the rank that is gone", peer.rank.to_string().as_str(), victim)?;
+    same("what became of it", peer.event, PeerEvent::Died)?;
+    let survivors = comm.shrink()?;
+    let mut sum = [1u32];
+    survivors.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+    same("the survivors' sum", sum[0] as usize, comm.world_size() - 1)?;
+    Ok(survivors.finalize()?)
+}
+
+/// Ranks are killed at different moments of short and of long operations. To make a connection to one may fail at once.
+fn killed_ranks_are_outlived() -> Result<(), Failed> {
+    for (round, elements) in [10, 5_000, 70_000, 1_000_000].into_iter().cycle().take(12).enumerate() {
+        let victim = 1 + round % 3;
+        let launch = Launch::new("ucx/outlive", 4).arg(elements).arg(victim);
+        let mut world = launch.deadline(DEADLINE).env("PHALANX_BACKEND", "ucx").start()?;
+        (0..4).try_for_each(|rank| world.await_phase(rank, "together"))?;
+        // Any moment will do.
+        std::thread::sleep(Duration::from_millis(13 * round as u64));
+        world.inject(victim, Fault::Kill)?;
+        let ended = world.finish();
+        if ended.iter().any(|rank| rank.rank != victim && rank.outcome.is_err()) {
+            return Err(format!("{elements} elements, rank {victim}: {}", describe(&ended)).into());
+        }
+    }
+    Ok(())
+}
+
 pub fn trials() -> Vec<Trial> {
     let trial = |name: String, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| match ucx::missing() {
         None => Trial::test(name, run),
@@ -60,6 +105,7 @@ pub fn trials() -> Vec<Trial> {
             trials.push(trial(format!("ucx/processes/{group}/{ranks}"), Box::new(perform)));
         }
     }
+    trials.push(trial("ucx/processes/killed_ranks_are_outlived".into(), Box::new(killed_ranks_are_outlived)));
     // These fail their communicator.
     for scenario in plain::COMPARED.iter().chain(operations::COMPARED) {
         let perform = || Ok(all(2, &[&[*scenario]]).reports().map(drop)?);

@@ -139,8 +139,8 @@ impl Environment {
         let part = |name: &str| self.get(name).unwrap_or("").to_owned();
         let (host, port) = (part("MASTER_ADDR"), part("MASTER_PORT"));
         if host.is_empty() {
-            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts; or, \
-                            for ranks without GPUs, start them with mpirun or srun --mpi=pmix";
+            let expected = "the address (host:port) of the job's store, since its ranks are on several hosts; or \
+                            start them with mpirun or srun --mpi=pmix";
             return Err(setting("PHALANX_STORE", "", expected));
         }
         let number: u16 = port
@@ -162,8 +162,8 @@ impl Environment {
                 "srun started {} ranks on several hosts ({hosts}) without an MPI, and nothing says where they meet",
                 place.world_size
             ),
-            "ranks without GPUs: srun --mpi=pmi2 PROGRAM, or pmix (srun --mpi=list shows what there is), with an MPI library on each \
-             host. Ranks with GPUs: the same, or in the batch script before srun: export PHALANX_TOKEN=$(openssl rand -hex 32) \
+            "with an MPI library on each host: srun --mpi=pmi2 PROGRAM, or pmix (srun --mpi=list shows what there is). Without, over \
+             UCX or NCCL: in the batch script before srun, export PHALANX_TOKEN=$(openssl rand -hex 32) \
              PHALANX_STORE=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29400",
         )
     }
@@ -174,8 +174,8 @@ impl Environment {
                 "the ranks are on several hosts, and nothing says how they know each other: neither \
                  PHALANX_TOKEN nor PHALANX_TOKEN_FILE is set",
                 "make a secret (openssl rand -hex 32), give each host a file with it that only you can read, \
-                 and set PHALANX_TOKEN_FILE to its path on all hosts; ranks without GPUs need none: start them \
-                 with mpirun or srun",
+                 and set PHALANX_TOKEN_FILE to its path on all hosts; or start the ranks with an MPI's mpirun or \
+                 srun",
             )
         })
     }

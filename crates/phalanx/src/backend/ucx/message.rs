@@ -61,7 +61,7 @@ fn record(transfer: &Transfer) -> CallRecord {
 impl UcxComm {
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
-    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<OperationId> {
+    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> OperationId {
         let Transfer { direction, peer, tag, dtype, count, .. } = transfer;
         let matching = Matching { kind: Kind::User, number: 0, tag: tag.into() };
         let bytes = count * dtype.size();
@@ -76,13 +76,13 @@ impl UcxComm {
                 let header = self.header(matching, dtype, bytes);
                 let header = Header { order: number, ..header };
                 // SAFETY: the caller's contract.
-                unsafe { self.send(peer, header, data) }?
+                unsafe { self.send(peer, header, data) }
             }
             // SAFETY: the caller's contract.
             Direction::Recv(target) => unsafe { self.receive(peer, matching, target, bytes) },
         };
         messages.posted.insert(operation, Message { transfer, number });
-        Ok(OperationId(operation))
+        OperationId(operation)
     }
 
     /// A header of this rank in this communicator.
@@ -102,7 +102,7 @@ impl UcxComm {
 
     /// # Safety
     /// As for [`Worker::send`].
-    pub(super) unsafe fn send(&self, peer: usize, header: Header, data: *const u8) -> Result<usize> {
+    pub(super) unsafe fn send(&self, peer: usize, header: Header, data: *const u8) -> usize {
         // SAFETY: the caller's contract.
         unsafe { self.link.world.worker().send(self.endpoint.members()[peer], header, data) }
     }
@@ -293,13 +293,12 @@ impl UcxComm {
     pub(super) unsafe fn exchange_internal(&self, direction: Direction, peer: usize) -> Result<()> {
         let matching = Matching { kind: Kind::Internal, number: 0, tag: 0 };
         let transfer = Transfer::host(direction, peer, 0, DType::U64, 2);
-        let posted = match direction {
+        let operation = match direction {
             // SAFETY: the caller's contract.
             Direction::Send(data) => unsafe { self.send(peer, self.header(matching, DType::U64, 16), data) },
             // SAFETY: the caller's contract.
-            Direction::Recv(target) => Ok(unsafe { self.receive(peer, matching, target, 16) }),
+            Direction::Recv(target) => unsafe { self.receive(peer, matching, target, 16) },
         };
-        let operation = posted.map_err(|error| self.closing(error))?;
         let mut awaited = vec![Awaited { operation, peer }];
         let done = self.await_all(&awaited, &|| (0, record(&transfer)), &|| ());
         if let Err(error) = done {

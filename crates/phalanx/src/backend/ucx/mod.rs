@@ -95,12 +95,6 @@ impl UcxComm {
     /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
     #[cold]
     fn closing(&self, error: Error) -> Error {
-        let error = match error {
-            Error::System(_) | Error::Library(_) if !self.endpoint.has_failed() => {
-                self.endpoint.fail_refused(&error)
-            }
-            error => error,
-        };
         if error.is_fatal() && !self.endpoint.is_copy() {
             self.link.world.worker().close_channel(self.link.channel);
         }
@@ -148,7 +142,7 @@ impl Backend for UcxComm {
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.endpoint.check()?;
         // SAFETY: the caller's contract.
-        unsafe { self.post_message(transfer) }.map_err(|error| self.closing(error))
+        Ok(unsafe { self.post_message(transfer) })
     }
 
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {

@@ -66,6 +66,14 @@ struct Health {
     status: AtomicI8,
 }
 
+impl Health {
+    fn fail(&self, status: ucs_status_t) {
+        self.status.store(status.0, Ordering::Relaxed);
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.is_down.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Peer {
     address: Vec<u8>,
     endpoint: Option<ucp_ep_h>,
@@ -263,14 +271,14 @@ impl Worker {
         state_of(answer)
     }
 
-    /// The endpoint of a peer, made if there is none.
-    fn endpoint(&mut self, peer: usize) -> Result<ucp_ep_h> {
+    /// The endpoint of a peer, made if there is none. `None` if UCX cannot make one: the peer's process may have ended.
+    fn endpoint(&mut self, peer: usize) -> Option<ucp_ep_h> {
         if self.peers[peer].health.is_down.swap(false, Ordering::Relaxed) {
-            self.disconnect(peer);
+            self.close_endpoint(peer);
         }
         let Peer { address, endpoint, health } = &mut self.peers[peer];
-        if let Some(endpoint) = endpoint {
-            return Ok(*endpoint);
+        if endpoint.is_some() {
+            return *endpoint;
         }
         // SAFETY: all fields may be zero; the mask says which count.
         let params = ucp_ep_params_t {
@@ -285,13 +293,22 @@ impl Worker {
         let mut made = std::ptr::null_mut();
         // SAFETY: a worker, parameters, and a variable for the endpoint; the health lives until the worker is destroyed.
         let created = unsafe { (self.ucx.ucp_ep_create)(self.worker, &raw const params, &raw mut made) };
-        check(self.ucx, created, "ucp_ep_create")?;
+        if created != ucs_status_t::Ok {
+            health.fail(created);
+            health.is_down.store(false, Ordering::Relaxed);
+            return None;
+        }
         *endpoint = Some(made);
-        Ok(made)
+        *endpoint
     }
 
-    /// Closes the connection to a peer. All requests on it end soon.
+    /// Breaks the connection to a peer. All requests on it end soon, also those of other communicators.
     pub fn disconnect(&mut self, peer: usize) {
+        self.peers[peer].health.fail(ucs_status_t::Canceled);
+        self.close_endpoint(peer);
+    }
+
+    fn close_endpoint(&mut self, peer: usize) {
         let Some(endpoint) = self.peers[peer].endpoint.take() else { return };
         self.close(endpoint, UCP_EP_CLOSE_FLAG_FORCE);
     }
@@ -330,7 +347,7 @@ impl Worker {
     ///
     /// # Safety
     /// As many bytes as the header says can be read at `data` until the operation is over.
-    pub unsafe fn send(&mut self, peer: usize, header: Header, data: *const u8) -> Result<usize> {
+    pub unsafe fn send(&mut self, peer: usize, header: Header, data: *const u8) -> usize {
         let (len, from, nowhere) = (header.bytes(), (header.channel, 0), (std::ptr::null_mut(), 0));
         if peer == self.rank {
             let mail = self.mail.get_mut();
@@ -341,10 +358,14 @@ impl Worker {
             let operation = self.insert(header, from, peer, nowhere);
             self.operations[operation].state = State::Over(Outcome::Complete);
             self.deliver();
-            return Ok(operation);
+            return operation;
         }
-        let endpoint = self.endpoint(peer)?;
+        let endpoint = self.endpoint(peer);
         let operation = self.insert(header, from, peer, nowhere);
+        let Some(endpoint) = endpoint else {
+            self.operations[operation].state = State::Over(Outcome::Broken);
+            return operation;
+        };
         let header: *const Header = &raw const *self.operations[operation].header;
         let params = ucp_request_param_t::on_host(0);
         // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
@@ -360,8 +381,11 @@ impl Worker {
                 &raw const params,
             )
         };
+        if let Answer::Error(status) = Answer::of(answer) {
+            self.peers[peer].health.fail(status);
+        }
         self.operations[operation].state = state_of(answer);
-        Ok(operation)
+        operation
     }
 
     /// Posts a receive from `source`, a rank of the channel and world rank `peer`.
@@ -538,8 +562,5 @@ unsafe extern "C" fn on_message(
 /// A peer's endpoint has failed.
 unsafe extern "C" fn on_failure(health: *mut c_void, _endpoint: ucp_ep_h, status: ucs_status_t) {
     // SAFETY: the health of a peer, which lives as long as the worker.
-    let health = unsafe { &*health.cast::<Health>() };
-    health.status.store(status.0, Ordering::Relaxed);
-    health.failures.fetch_add(1, Ordering::Relaxed);
-    health.is_down.store(true, Ordering::Relaxed);
+    unsafe { &*health.cast::<Health>() }.fail(status);
 }
