@@ -96,8 +96,9 @@ fn one_rank(comm: Comm, updates: usize) -> Result<()> {
         let rate = expected as f64 / seconds / 1e6;
         println!("{expected} updates of {} keys in {seconds:.3} s: {rate:.1} million/s", all[1]);
     }
-    table.keys.free()?;
-    table.counts.free()?;
+    let Table { keys, counts } = table;
+    keys.free()?;
+    counts.free()?;
     comm.finalize()?;
     Ok(())
 }
