@@ -44,6 +44,11 @@ impl<'c> Table<'c> {
         Ok(Table { keys: comm.symmetric(places)?, counts: comm.symmetric(places)? })
     }
 
+    fn free(self) -> phalanx::Result<()> {
+        self.keys.free()?;
+        self.counts.free()
+    }
+
     fn counting(&mut self, comm: &Comm) -> phalanx::Result<Counting<'_>> {
         let (ranks, places) = (comm.world_size() as u64, self.keys.len() as u64);
         Ok(Counting { keys: self.keys.epoch()?, counts: self.counts.epoch()?, ranks, places })
@@ -96,8 +101,7 @@ fn one_rank(comm: Comm, updates: usize) -> Result<()> {
         let rate = expected as f64 / seconds / 1e6;
         println!("{expected} updates of {} keys in {seconds:.3} s: {rate:.1} million/s", all[1]);
     }
-    table.keys.free()?;
-    table.counts.free()?;
+    table.free()?;
     comm.finalize()?;
     Ok(())
 }

@@ -13,9 +13,7 @@ use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
-use crate::types::error::{
-    Error, MismatchError, MissingRank, Result, TimeoutError, UnsupportedError, UsageError,
-};
+use crate::types::error::{Error, MismatchError, MissingRank, Result, TimeoutError, UsageError};
 use crate::types::op::ReductionCode;
 use phalanx_sys::mpi::{Functions, Handle};
 use std::cell::Cell;
@@ -334,16 +332,6 @@ impl MpiWindow<'_> {
     }
 }
 
-/// Open MPI 4.1 ends by a segmentation fault in `MPI_Compare_and_swap` of its component `rdma` with the rank itself.
-#[cold]
-fn own_swap() -> Error {
-    Error::from(UnsupportedError {
-        what: "compare_and_swap with this rank's own part, between hosts".into(),
-        why: "Open MPI 4 ends the process in it".into(),
-        remedy: "let another rank have the element, use fetch_and_op, or another MPI library".into(),
-    })
-}
-
 impl Window for MpiWindow<'_> {
     fn own(&self) -> *mut u8 {
         self.start.wrapping_add(self.before[self.comm.rank] + self.header)
@@ -473,9 +461,6 @@ impl Window for MpiWindow<'_> {
     }
 
     unsafe fn compare_and_swap(&self, at: RemoteSlice, expected: u64, value: u64) -> Result<u64> {
-        if at.rank == self.comm.rank && self.comm.process.mpi.version.starts_with("Open MPI v4") {
-            return Err(own_swap());
-        }
         let (ty, rank) = (datatype(&self.comm.process.mpi.constants, at.dtype), at.rank as c_int);
         let mut old = 0u64;
         self.call(Some(at.rank), |f| {
