@@ -141,6 +141,7 @@ macro_rules! on_word {
 /// # Safety
 /// The element is there, aligned to its size.
 #[inline(always)]
+#[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op: AtomicOp) -> T {
     let bits = element_bits(value);
     let is_integer = const { !matches!(T::DTYPE, DType::F32 | DType::F64) };
@@ -171,6 +172,7 @@ pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op:
 /// # Safety
 /// As for [`fetch_and_op`].
 #[inline(always)]
+#[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected: T, value: T) -> T {
     let (expected, value) = (element_bits(expected), element_bits(value));
     let old = on_word!(place, T, word, Bits => {

@@ -13,7 +13,7 @@ pub(super) fn library() -> Result<&'static Ucx> {
     static LIBRARY: OnceLock<std::result::Result<Ucx, LoadError>> = OnceLock::new();
     let loaded = LIBRARY.get_or_init(|| {
         let ucx = Ucx::load()?;
-        // Peers that end are this library's to report. On SIGSEGV, UCX would write a backtrace of its own.
+        // Peers that end are this library's to report; UCX would also take over the handling of SIGSEGV.
         ucx.set_default(c"LOG_LEVEL", c"fatal");
         ucx.set_default(c"HANDLE_ERRORS", c"none");
         Ok(ucx)
