@@ -164,6 +164,7 @@ functions! {
         get = "MPI_Get"(target: *mut c_void, count: c_int, datatype: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, window: Handle);
         accumulate = "MPI_Accumulate"(source: *const c_void, count: c_int, datatype: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, op: Handle, window: Handle);
         fetch_and_op = "MPI_Fetch_and_op"(value: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, op: Handle, window: Handle);
+        get_accumulate = "MPI_Get_accumulate"(value: *const c_void, count: c_int, datatype: Handle, result: *mut c_void, result_count: c_int, result_type: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, op: Handle, window: Handle);
         compare_and_swap = "MPI_Compare_and_swap"(value: *const c_void, expected: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, window: Handle);
         get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
     }

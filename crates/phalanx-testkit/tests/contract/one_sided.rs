@@ -291,7 +291,7 @@ fn programs(comm: &Comm) -> Done {
                 0 | 1 => places.iter().zip(&values).for_each(|(place, value)| own[*place] = *value),
                 2 => {}
                 3 | 5 => own[at] = values[0],
-                4 if values[0] % 2 == 0 => own[at] = values[0],
+                4 if values[0].is_multiple_of(2) => own[at] = values[0],
                 6 => own[at] = old.wrapping_add(values[0]),
                 _ => {}
             }
@@ -308,7 +308,7 @@ fn programs(comm: &Comm) -> Done {
                 }
                 3 => same(&what(by, kind), epoch.swap(values[0], target, at)?, old)?,
                 4 => {
-                    let expected = if values[0] % 2 == 0 { old } else { old ^ 1 };
+                    let expected = if values[0].is_multiple_of(2) { old } else { old ^ 1 };
                     same(&what(by, kind), epoch.compare_and_swap(expected, values[0], target, at)?, old)?;
                 }
                 5 => epoch.put(&values, target, at)?,

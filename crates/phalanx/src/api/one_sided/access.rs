@@ -140,6 +140,7 @@ macro_rules! on_word {
 ///
 /// # Safety
 /// The element is there, aligned to its size.
+#[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
 #[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op: AtomicOp) -> T {
@@ -171,6 +172,7 @@ pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op:
 ///
 /// # Safety
 /// As for [`fetch_and_op`].
+#[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
 #[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected: T, value: T) -> T {

@@ -351,11 +351,20 @@ impl Window for MpiWindow<'_> {
             fence(Ordering::SeqCst);
             return Ok(());
         }
+<<<<<<< HEAD
         self.call(rank, |f| match rank {
             // SAFETY: a window of this rank, in its passive epoch, and a rank of its communicator.
             Some(rank) => check("MPI_Win_flush", unsafe { (f.win_flush)(rank as c_int, self.handle) }),
             // SAFETY: as above.
             None => check("MPI_Win_flush_all", unsafe { (f.win_flush_all)(self.handle) }),
+=======
+        // SAFETY: as above, and the rank is one of the window's.
+        self.call(rank, |f| unsafe {
+            match rank {
+                Some(rank) => check("MPI_Win_flush", (f.win_flush)(rank as c_int, self.handle)),
+                None => check("MPI_Win_flush_all", (f.win_flush_all)(self.handle)),
+            }
+>>>>>>> wt-onesided
         })
     }
 
@@ -453,8 +462,16 @@ impl Window for MpiWindow<'_> {
                 ((&raw const value).cast(), (&raw mut old).cast());
             // SAFETY: the element is in the rank's window, says the caller; the variables hold one (little-endian) until the flush.
             unsafe {
-                let offset = self.offset(&at, 0);
-                check("MPI_Fetch_and_op", (f.fetch_and_op)(value, old, ty, rank, offset, op, self.handle))?;
+                let (offset, window) = (self.offset(&at, 0), self.handle);
+                // Open MPI 4.1 over UCX adds floats in MPI_Fetch_and_op as if they were integers.
+                if matches!(at.dtype, DType::F32 | DType::F64) {
+                    let fetched =
+                        (f.get_accumulate)(value, 1, ty, old, 1, ty, rank, offset, 1, ty, op, window);
+                    check("MPI_Get_accumulate", fetched)?;
+                } else {
+                    let fetched = (f.fetch_and_op)(value, old, ty, rank, offset, op, window);
+                    check("MPI_Fetch_and_op", fetched)?;
+                }
                 check("MPI_Win_flush", (f.win_flush)(rank, self.handle))
             }
         })?;
