@@ -351,20 +351,12 @@ impl Window for MpiWindow<'_> {
             fence(Ordering::SeqCst);
             return Ok(());
         }
-<<<<<<< HEAD
-        self.call(rank, |f| match rank {
-            // SAFETY: a window of this rank, in its passive epoch, and a rank of its communicator.
-            Some(rank) => check("MPI_Win_flush", unsafe { (f.win_flush)(rank as c_int, self.handle) }),
-            // SAFETY: as above.
-            None => check("MPI_Win_flush_all", unsafe { (f.win_flush_all)(self.handle) }),
-=======
         // SAFETY: as above, and the rank is one of the window's.
         self.call(rank, |f| unsafe {
             match rank {
                 Some(rank) => check("MPI_Win_flush", (f.win_flush)(rank as c_int, self.handle)),
                 None => check("MPI_Win_flush_all", (f.win_flush_all)(self.handle)),
             }
->>>>>>> wt-onesided
         })
     }
 
