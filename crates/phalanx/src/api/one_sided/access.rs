@@ -142,7 +142,6 @@ macro_rules! on_word {
 /// The element is there, aligned to its size.
 #[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
-#[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op: AtomicOp) -> T {
     let bits = element_bits(value);
     let is_integer = const { !matches!(T::DTYPE, DType::F32 | DType::F64) };
@@ -174,7 +173,6 @@ pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op:
 /// As for [`fetch_and_op`].
 #[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
-#[allow(clippy::useless_conversion, reason = "the bits are of 4 or of 8 bytes")]
 pub(super) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected: T, value: T) -> T {
     let (expected, value) = (element_bits(expected), element_bits(value));
     let old = on_word!(place, T, word, Bits => {
