@@ -17,7 +17,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         match include.join("ucp/api/ucp.h").exists() {
             true => Trial::test(header, move || Ok(compare(&include)?)),
-            false => suite::missing(header, &format!("there is no ucp/api/ucp.h in {}", include.display())),
+            false => suite::missing(header, format!("there is no ucp/api/ucp.h in {}", include.display())),
         },
         match ucx::missing() {
             None => Trial::test("ucx/library", || Ok(library()?)),
