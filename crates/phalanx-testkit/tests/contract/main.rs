@@ -96,6 +96,7 @@ const SLOW: &[&str] = &[
     "rounds/cells",
     "scans/closures_of_long_elements",
     "scans/numbers",
+    "ucx/processes/matrix",
 ];
 
 fn main() -> ExitCode {

@@ -31,9 +31,17 @@ pub(crate) mod log;
 mod fresh_file;
 pub use fresh_file::fresh_file;
 
-#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(
+    any(feature = "mpi", feature = "multi-host"),
+    target_pointer_width = "64",
+    target_endian = "little"
+))]
 mod interfaces;
-#[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
+#[cfg(all(
+    any(feature = "mpi", feature = "multi-host"),
+    target_pointer_width = "64",
+    target_endian = "little"
+))]
 pub(crate) use interfaces::interfaces;
 
 mod launcher_socket;
