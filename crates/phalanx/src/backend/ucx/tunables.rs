@@ -1,4 +1,4 @@
-//! The values by which algorithms are chosen and waits are made. Measured on hosts of one machine, over TCP (docs/benchmarks).
+//! The values by which algorithms are chosen and waits are made. They are not measured yet.
 
 use std::time::Duration;
 
