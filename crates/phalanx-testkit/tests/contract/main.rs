@@ -78,6 +78,7 @@ const SLOW: &[&str] = &[
     "dropped_with_a_receive",
     "extremes/huge_buffers",
     "extremes/many_ranks",
+    "files/arrays",
     "float_modes/reductions",
     "matrix_on_gpu",
     "messages/every_type",
