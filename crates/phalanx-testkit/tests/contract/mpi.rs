@@ -113,6 +113,9 @@ fn pieces(job: Job) -> Job {
     requests(all(all(all(job, vectors::SCENARIOS), plain::SCENARIOS), messages::SCENARIOS))
 }
 
+/// Why windows that MPI serves are not tried on Open MPI.
+const NOT_BY_OPEN_MPI: &str = "Open MPI 4.1 adds floats as integers (osc/ucx), or crashes (osc/rdma)";
+
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (installation, found) in Installation::all() {
@@ -121,6 +124,9 @@ pub fn trials() -> Vec<Trial> {
             for ranks in group.ranks.iter().chain(crowded) {
                 let name = format!("mpi/{installation}/{}/{ranks}", group.name);
                 trials.push(match &found {
+                    Ok(_) if installation == "open_mpi" && group.name == "one_sided_by_mpi" => {
+                        suite::ignored(name, NOT_BY_OPEN_MPI)
+                    }
                     Ok(installation) => {
                         let job = (group.add)(installation.job(*ranks)).env("PHALANX_BACKEND", "mpi");
                         Trial::test(name, move || {
