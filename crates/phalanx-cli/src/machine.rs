@@ -36,6 +36,17 @@ impl Machine {
     }
 }
 
+/// This host's name.
+#[cfg(unix)]
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+pub fn host_name() -> String {
+    "this host".to_owned()
+}
+
 /// The number of cores that this process may use, by its affinity and its container's quota.
 pub fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

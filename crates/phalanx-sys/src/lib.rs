@@ -43,5 +43,5 @@ pub mod ucx;
 
 pub use environment::is_secure;
 pub use files::{FileSearch, Found};
-pub use library::{Library, MissingFunction, Place, is_loadable};
+pub use library::{Library, LoadError, MissingFunction, Place, is_loadable};
 pub use search::{Attempt, NotFound, Search};

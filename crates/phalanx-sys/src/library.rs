@@ -1,5 +1,6 @@
 //! A loaded library and its functions.
 
+use crate::NotFound;
 use std::ffi::CStr;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,19 @@ pub struct MissingFunction {
 }
 
 debug_is_the_message!(MissingFunction);
+
+/// The error if a library cannot be used.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// No library was found.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// The library is too old: it lacks a function.
+    #[error(transparent)]
+    MissingFunction(#[from] MissingFunction),
+}
+
+debug_is_the_message!(LoadError);
 
 impl Library {
     pub(crate) fn new(handle: libloading::Library, place: Place, path: PathBuf) -> Library {

@@ -6,7 +6,7 @@
 #![allow(non_camel_case_types)]
 
 use crate::functions::{addresses, c_name, table};
-use crate::{Library, MissingFunction, NotFound, Search};
+use crate::{Library, LoadError, MissingFunction, Search};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// Where UCX may be.
@@ -309,19 +309,6 @@ pub struct Ucx {
     status_string: Option<unsafe extern "C" fn(ucs_status_t) -> *const c_char>,
     set_option: Option<unsafe extern "C" fn(*const c_char, *const c_char) -> ucs_status_t>,
 }
-
-/// The error if no UCX can be loaded.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// No library was found.
-    #[error(transparent)]
-    NotFound(#[from] NotFound),
-    /// The library is older than [`OLDEST`].
-    #[error(transparent)]
-    MissingFunction(#[from] MissingFunction),
-}
-
-debug_is_the_message!(LoadError);
 
 impl std::ops::Deref for Ucx {
     type Target = Functions;

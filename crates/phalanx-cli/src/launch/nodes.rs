@@ -7,6 +7,7 @@ use super::outcome::{Notice, Outcome};
 use super::placement::{self, PlacedNode, Placement, StoreAddress};
 use super::signals;
 use super::start_error::StartError;
+use crate::machine::host_name;
 use anyhow::{Context, Result, ensure};
 use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token};
 use serde::{Deserialize, Serialize};
@@ -81,7 +82,7 @@ impl Nodes {
         let member = Member { role: Role::Node, rank: count(node)?, size };
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
-        let host = placement::host_name();
+        let host = host_name();
         Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
     }
 

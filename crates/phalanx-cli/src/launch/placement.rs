@@ -1,6 +1,7 @@
 //! The ranks of this node among all ranks of a job, and the environment variables that tell them so.
 
 use crate::log::say;
+use crate::machine::host_name;
 use anyhow::{Context, Result};
 use phalanx::internal::store::{Server, Settings, Token, cipher, server};
 use std::process::Command;
@@ -117,11 +118,6 @@ pub fn store_settings() -> Result<Settings> {
     let silence = server::silence_from(variable("PHALANX_HEARTBEAT_TIMEOUT").as_deref())?;
     let encrypted = cipher::encrypted_from(variable("PHALANX_STORE_TLS").as_deref())?;
     Ok(Settings { silence, encrypted, ..Settings::default() })
-}
-
-/// This host's name.
-pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// A job id of 128 random bits. It is a secret: the ranks of a host trust every process that knows it.

@@ -187,31 +187,27 @@ fn with_cut(hosts: &Hosts, then: impl FnOnce() -> Result<(), Failed>) -> Result<
     outcome
 }
 
-fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(29403, "loop", "", &[])?;
+/// Host 1 is cut off; the ranks and launchers of the others say this.
+fn the_others_say(hosts: &Hosts, nodes: [Node; 3], what: &str) -> Result<(), Failed> {
     start_loop(&nodes)?;
     with_cut(hosts, || {
         let [first, second, third] = nodes;
         for node in [first, third] {
-            says(&node.end()?.1, &["node 1"])?;
+            says(&node.end()?.1, &[what])?;
         }
         second.end()?;
         Ok(())
     })
 }
 
+fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
+    the_others_say(hosts, hosts.launch(29403, "loop", "", &[])?, "node 1")
+}
+
 /// Four of six ranks shrink, and their sum is right.
 fn others_go_on(hosts: &Hosts) -> Result<(), Failed> {
     let nodes = hosts.launch(29404, "loop, and shrink", "--keep-going", &[])?;
-    start_loop(&nodes)?;
-    with_cut(hosts, || {
-        let [first, second, third] = nodes;
-        for node in [first, third] {
-            says(&node.end()?.1, &["4 go on with the sum 4"])?;
-        }
-        second.end()?;
-        Ok(())
-    })
+    the_others_say(hosts, nodes, "4 go on with the sum 4")
 }
 
 fn outage(hosts: &Hosts) -> Result<(), Failed> {

@@ -57,6 +57,11 @@ fn ranks_start_and_end(network: &Network) -> Result<(), Failed> {
     let job = job(network);
     let nodes =
         launch(network, &job, "-n 2", &["sh", "-c", "echo here is $PHALANX_RANK of $PHALANX_WORLD_SIZE"]);
+    all_are_here(nodes)
+}
+
+/// Two ranks of each node say which of four they are.
+fn all_are_here(nodes: [Node; 2]) -> Result<(), Failed> {
     for (node, ranks) in nodes.into_iter().zip([[0, 1], [2, 3]]) {
         let (code, said) = node.end()?;
         let all = ranks.iter().all(|rank| said.contains(&format!("[{rank}] here is {rank} of 4")));
@@ -126,14 +131,7 @@ fn pods(network: &Network) -> Result<(), Failed> {
     for end in [0, 1] {
         network.set_hosts(end, &format!("{} train-0.train\n", network.address(0)))?;
     }
-    for (pod, ranks) in pods.into_iter().zip([[0, 1], [2, 3]]) {
-        let (code, said) = pod.end()?;
-        let all = ranks.iter().all(|rank| said.contains(&format!("[{rank}] here is {rank} of 4")));
-        if code != Some(0) || !all {
-            return Err(format!("{code:?}: {said}").into());
-        }
-    }
-    Ok(())
+    all_are_here(pods)
 }
 
 /// The store's own host knows it by another address first.

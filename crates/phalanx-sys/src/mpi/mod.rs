@@ -15,7 +15,7 @@ pub use flavour::{Constants, Flavour};
 pub use functions::{Functions, Handle, Status, UserFunction};
 pub use search::{launcher_process, places};
 
-use crate::{Library, MissingFunction, NotFound};
+use crate::{Library, LoadError, MissingFunction};
 
 /// A loaded MPI library, not initialised.
 #[derive(Debug)]
@@ -31,19 +31,6 @@ pub struct Mpi {
     /// The library's name and version: the first line of `MPI_Get_library_version`.
     pub version: String,
 }
-
-/// The error if no MPI can be loaded.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    /// No library was found.
-    #[error(transparent)]
-    NotFound(#[from] NotFound),
-    /// The library lacks a function of MPI 3.
-    #[error(transparent)]
-    MissingFunction(#[from] MissingFunction),
-}
-
-debug_is_the_message!(LoadError);
 
 impl Mpi {
     /// Loads the MPI that fits this process's launcher (see [`places`]).

@@ -2,13 +2,13 @@
 
 use super::flags::NumberedWords;
 use super::layout::{RECORDS, RankState};
-use crate::contract::{Blocks, Call, Operation};
+use crate::contract::{Blocks, Call, Operation, Wanted};
 use crate::types::dtype::DType;
 use crate::types::op::ReductionCode;
 use std::fmt;
 
 /// In the place of the peer: a receive from whichever rank sends first.
-pub(crate) const ANY_RANK: u32 = u32::MAX;
+const ANY_RANK: u32 = u32::MAX;
 
 /// A call in the form that ranks compare: all ranks of an operation must have equal records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,15 @@ impl CallRecord {
             root: call.root as u32,
             count,
             counts,
+        }
+    }
+
+    /// A wait for such a message.
+    pub fn of_probe(wanted: Wanted) -> CallRecord {
+        CallRecord {
+            root: wanted.source.map_or(ANY_RANK, |source| source as u32),
+            counts: wanted.tag.unwrap_or(0).into(),
+            ..CallRecord::of(&Call::empty(Operation::Recv))
         }
     }
 

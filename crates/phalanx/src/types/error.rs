@@ -16,7 +16,7 @@
 
 use super::dtype::DType;
 use super::object_error::ObjectError;
-use phalanx_sys::{MissingFunction, NotFound};
+use phalanx_sys::{LoadError, MissingFunction, NotFound};
 use std::error::Error as StdError;
 use std::time::Duration;
 use std::{fmt, io, iter};
@@ -143,6 +143,15 @@ impl UnsupportedError {
             why: format!("phalanx was built without its feature `{feature}`"),
             remedy: format!("build it with `--features {feature}`"),
         })
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Error {
+        match error {
+            LoadError::NotFound(error) => error.into(),
+            LoadError::MissingFunction(error) => error.into(),
+        }
     }
 }
 

@@ -69,22 +69,20 @@ impl Link {
             signal::write_missing();
             return self.send("written", "");
         };
-        let mut lines = metrics::lines();
-        loop {
-            // As many lines as are sure to fit into a message.
-            let (mut part, mut size) = (0, 0);
-            while part < lines.len() && size + lines[part].len() < MAX_PART {
-                size += lines[part].len();
-                part += 1;
+        let send = |is_last: u8, part: &str| {
+            self.send("metrics", format_args!("number={number}\nlast={is_last}\n\n{part}"));
+        };
+        // As many lines as are sure to fit into a message.
+        let mut part = String::new();
+        for line in metrics::lines() {
+            if !part.is_empty() && part.len() + line.len() > MAX_PART {
+                send(0, &part);
+                part.clear();
             }
-            let rest = lines.split_off(part.max(1).min(lines.len()));
-            let is_last = u8::from(rest.is_empty());
-            self.send("metrics", format_args!("number={number}\nlast={is_last}\n\n{}", lines.join("\n")));
-            if rest.is_empty() {
-                return;
-            }
-            lines = rest;
+            part += &line;
+            part.push('\n');
         }
+        send(1, &part);
     }
 }
 

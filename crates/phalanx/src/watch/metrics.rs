@@ -298,26 +298,22 @@ pub(super) fn keep(recorder: &Recorder) {
 
 /// Samples of one or of many processes in Prometheus' text format.
 pub fn render(samples: &[Sample]) -> String {
+    type Value = fn(&Sample) -> String;
+    const FAMILIES: [(&str, &str, &str, Value); 4] = [
+        ("operations_total", "counter", "Operations called.", |s| s.calls.to_string()),
+        ("failures_total", "counter", "Operations that ended with an error.", |s| s.failures.to_string()),
+        ("bytes_total", "counter", "Bytes in the rank's buffer.", |s| s.bytes.to_string()),
+        ("waiting_seconds", "gauge", "Time between enqueueing and start.", |s| format!("{:e}", s.waiting)),
+    ];
     let mut text = String::new();
-    let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Sample) -> String| {
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (name, kind, help, value) in FAMILIES {
+        let _ = writeln!(text, "# HELP phalanx_{name} {help}\n# TYPE phalanx_{name} {kind}");
         for sample in samples {
-            text += &value(sample);
+            let _ = writeln!(text, "phalanx_{name}{{{}}} {}", sample.labels(), value(sample));
         }
-    };
-    family("phalanx_operations_total", "counter", "Operations called.", &|s| {
-        format!("phalanx_operations_total{{{}}} {}\n", s.labels(), s.calls)
-    });
-    family("phalanx_failures_total", "counter", "Operations that ended with an error.", &|s| {
-        format!("phalanx_failures_total{{{}}} {}\n", s.labels(), s.failures)
-    });
-    family("phalanx_bytes_total", "counter", "Bytes in the rank's buffer.", &|s| {
-        format!("phalanx_bytes_total{{{}}} {}\n", s.labels(), s.bytes)
-    });
-    family("phalanx_waiting_seconds", "gauge", "Time between enqueueing and start.", &|s| {
-        format!("phalanx_waiting_seconds{{{}}} {:e}\n", s.labels(), s.waiting)
-    });
-    family("phalanx_operation_seconds", "histogram", "Time from call to completion.", &Sample::histogram);
+    }
+    text += "# HELP phalanx_operation_seconds Time from call to completion.\n# TYPE phalanx_operation_seconds histogram\n";
+    samples.iter().for_each(|sample| text += &sample.histogram());
     text
 }
 

@@ -65,20 +65,8 @@ struct Sample {
 }
 
 pub fn judge(links: &[Link], hosts: usize) -> Verdict {
-    let bandwidths: Vec<Sample> = links
-        .iter()
-        .flat_map(|link| {
-            let ((a, b), (there, back)) = (link.hosts, link.bandwidth);
-            [Sample { from: a, to: b, value: there }, Sample { from: b, to: a, value: back }]
-        })
-        .collect();
-    let latencies: Vec<Sample> = links
-        .iter()
-        .flat_map(|link| {
-            let ((a, b), value) = (link.hosts, link.latency);
-            [Sample { from: a, to: b, value }, Sample { from: b, to: a, value }]
-        })
-        .collect();
+    let bandwidths = both_ways(links, |link| link.bandwidth);
+    let latencies = both_ways(links, |link| (link.latency, link.latency));
     let mut verdict = Verdict::default();
     let senders = best(&bandwidths, hosts, |sample| sample.from, f64::max);
     let receivers = best(&bandwidths, hosts, |sample| sample.to, f64::max);
@@ -107,6 +95,15 @@ pub fn judge(links: &[Link], hosts: usize) -> Verdict {
     let away = of_first.filter(|link| link.clock_ahead.abs() > CLOCK.max(link.latency));
     verdict.clocks = away.map(|link| (link.hosts.1, link.clock_ahead)).collect();
     verdict
+}
+
+/// What is measured there and back.
+fn both_ways(links: &[Link], value: impl Fn(&Link) -> (f64, f64)) -> Vec<Sample> {
+    let of_link = |link: &Link| {
+        let ((a, b), (there, back)) = (link.hosts, value(link));
+        [Sample { from: a, to: b, value: there }, Sample { from: b, to: a, value: back }]
+    };
+    links.iter().flat_map(of_link).collect()
 }
 
 /// Each host's best value; hosts that were not measured have none.

@@ -14,7 +14,7 @@ mod rounds;
 mod view;
 
 use super::options::DoctorArgs;
-use crate::machine::Machine;
+use crate::machine::{Machine, host_name};
 use crate::{file, picture::Format};
 use anyhow::{Result, bail, ensure};
 use measure::Link;
@@ -109,11 +109,6 @@ fn explore(comm: &Comm) -> Result<Option<Network>> {
             reports.into_iter().map(|report| (report.host, report.links)).unzip();
         Network { backend: comm.backend(), hosts, links: links.concat() }
     }))
-}
-
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map_or_else(|_| "?".to_owned(), |name| name.trim().to_owned())
 }
 
 impl Host {

@@ -12,18 +12,18 @@ mod send;
 
 use super::chunks::Chunks;
 use super::tunables::{MESSAGE_COPIED, MESSAGE_POLLS, MESSAGE_POLLS_CROWDED};
-use crate::contract::{Call, Direction, Envelope, Operation, OperationId, Transfer, Wanted};
+use crate::contract::{Direction, Envelope, Operation, OperationId, Transfer, Wanted};
 use crate::control::endpoint::{Endpoint, Peers, PendingOperation};
 use crate::control::flags::{LINE_PAYLOAD, PAIR_PAYLOAD};
 use crate::control::layout::{Layout, Mailbox};
 use crate::control::prefetch;
-use crate::control::record::{ANY_RANK, CallRecord};
+use crate::control::record::CallRecord;
 use crate::control::tunables::MAIL_SLOTS;
 use crate::control::world::{Location, Mapped};
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::unmarked;
-use crate::types::error::{PeerEvent, Result, UsageError};
+use crate::types::error::{Result, UsageError};
 use crate::types::op::ReductionCode;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -269,17 +269,7 @@ impl Messages {
     pub fn probe(&self, endpoint: &Endpoint, wanted: Wanted) -> Result<Envelope> {
         endpoint.check_owner()?;
         let (mut found, ranks) = (None, endpoint.ranks);
-        let root = wanted.source.map_or(ANY_RANK, |source| source as u32);
-        let mut record = CallRecord::of(&Call::empty(Operation::Recv));
-        (record.root, record.counts) = (root, wanted.tag.unwrap_or(0).into());
-        let awaited = || match wanted.source {
-            Some(source) => Peers::One([source]),
-            None => {
-                let is_there = |peer: &usize| endpoint.gone(*peer) != Some(PeerEvent::Left);
-                let there: Vec<usize> = endpoint.peers().filter(is_there).collect();
-                Peers::Many(if there.is_empty() { endpoint.peers().collect() } else { there })
-            }
-        };
+        let record = CallRecord::of_probe(wanted);
         let number = {
             let inner = self.lock();
             wanted.source.map_or(0, |source| inner.peers[source].posted[1]) + 1
@@ -291,7 +281,7 @@ impl Messages {
                 Ok(found.is_some())
             },
             &|| Peers::Many((0..ranks).filter(|peer| *peer != endpoint.rank).collect()),
-            &awaited,
+            &|| endpoint.possible_senders(wanted.source),
             &|| (number, record),
         )?;
         Ok(found.expect("waited for"))

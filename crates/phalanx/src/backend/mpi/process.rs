@@ -16,7 +16,7 @@ use crate::control::record::CallRecord;
 use crate::os::sync::lock;
 use crate::rendezvous::environment::{number_from_environment, switch_from_environment};
 use crate::types::error::{Error, Result, UnsupportedError};
-use phalanx_sys::mpi::{Handle, LoadError, Mpi};
+use phalanx_sys::mpi::{Handle, Mpi};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -89,10 +89,7 @@ impl MpiProcess {
     fn initialise(launched: &Launched, timeout: Duration) -> Result<MpiProcess> {
         let (max_bytes, forced_cuda) = (max_bytes()?, cuda_support::from_environment()?);
         let maps_windows = switch_from_environment("PHALANX_MPI_MAP_WINDOWS")?.unwrap_or(true);
-        let mpi = Mpi::load().map_err(|error| match error {
-            LoadError::NotFound(error) => Error::from(error),
-            LoadError::MissingFunction(error) => Error::from(error),
-        })?;
+        let mpi = Mpi::load()?;
         let failed = |failure| super::error(&mpi, failure, launched.rank, "init", 0);
         let level = start_mpi(&mpi, launched.rank, timeout)?.map_err(failed)?;
         let max_tag = tag_limit(&mpi).map_err(failed)? - 1;

@@ -1,6 +1,7 @@
 //! The loaded library, and its context: what UCX is told before it starts.
 
 use crate::types::error::{Error, LibraryError, Result, UsageError};
+use phalanx_sys::LoadError;
 use phalanx_sys::ucx::*;
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -18,10 +19,7 @@ pub(super) fn library() -> Result<&'static Ucx> {
         ucx.set_default(c"HANDLE_ERRORS", c"none");
         Ok(ucx)
     });
-    loaded.as_ref().map_err(|error| match error {
-        LoadError::NotFound(error) => Error::LibraryNotFound(Box::new(error.clone())),
-        LoadError::MissingFunction(error) => Error::MissingFunction(Box::new(error.clone())),
-    })
+    loaded.as_ref().map_err(|error| error.clone().into())
 }
 
 /// A context for so many ranks.

@@ -4,10 +4,10 @@ use super::UcxComm;
 use super::mail::{Header, Kind, Matching};
 use super::wait::Awaited;
 use super::worker::{Outcome, Worker};
-use crate::contract::{Call, Direction, Envelope, Operation, OperationId, Transfer, Wanted};
-use crate::control::endpoint::{Peers, PendingOperation};
+use crate::contract::{Direction, Envelope, OperationId, Transfer, Wanted};
+use crate::control::endpoint::PendingOperation;
 use crate::control::failure::ChannelFailure;
-use crate::control::record::{ANY_RANK, CallRecord};
+use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -265,24 +265,14 @@ impl UcxComm {
     /// Waits for a message that no receive is for. A peer that has left can no longer send one; the others are waited for.
     pub(super) fn wait_for_probe(&self, wanted: Wanted) -> Result<Envelope> {
         let endpoint = &self.endpoint;
-        let mut record = CallRecord::of(&Call::empty(Operation::Recv));
-        record.root = wanted.source.map_or(ANY_RANK, |source| source as u32);
-        record.counts = wanted.tag.unwrap_or(0).into();
+        let record = CallRecord::of_probe(wanted);
         let number = wanted.source.map_or(0, |source| lock(&self.messages).numbers[source][1]) + 1;
-        let awaited = || match wanted.source {
-            Some(source) => Peers::One([source]),
-            None => {
-                let is_there = |peer: &usize| endpoint.gone(*peer) != Some(PeerEvent::Left);
-                let there: Vec<usize> = endpoint.peers().filter(is_there).collect();
-                Peers::Many(if there.is_empty() { endpoint.peers().collect() } else { there })
-            }
-        };
         let mut found = None;
         let ready = &mut || {
             found = self.probe_now(wanted);
             Ok(found.is_some())
         };
-        endpoint.poll(ready, &awaited, &|| (number, record))?;
+        endpoint.poll(ready, &|| endpoint.possible_senders(wanted.source), &|| (number, record))?;
         Ok(found.expect("waited for"))
     }
 

@@ -107,14 +107,22 @@ impl Endpoint {
             }
         }
         let since = RunInstant::now();
+        if self.yield_until(ready, since)? {
+            return Ok(());
+        }
+        self.sleep_until(ready, wakers, awaited, pending, since)
+    }
+
+    /// Yields the core until `ready`, or for some time; whether it is.
+    fn yield_until(&self, ready: &mut dyn FnMut() -> Result<bool>, since: RunInstant) -> Result<bool> {
         while since.elapsed() < YIELDING {
             std::thread::yield_now();
             if ready()? {
-                return Ok(());
+                return Ok(true);
             }
             self.check()?;
         }
-        self.sleep_until(ready, wakers, awaited, pending, since)
+        Ok(false)
     }
 
     fn sleep_until(
@@ -188,12 +196,8 @@ impl Endpoint {
         pending: &dyn Fn() -> PendingOperation,
     ) -> Result<()> {
         let since = RunInstant::now();
-        while since.elapsed() < YIELDING {
-            std::thread::yield_now();
-            if ready()? {
-                return Ok(());
-            }
-            self.check()?;
+        if self.yield_until(ready, since)? {
+            return Ok(());
         }
         let (mut logged, mut looked, mut left) = (since, since, None);
         let mut liveness = Liveness::new();
@@ -221,6 +225,16 @@ impl Endpoint {
             }
             self.log_wait(&peers, pending, since, &mut logged);
         }
+    }
+
+    /// Ranks that may send a message of this source, or of any. A rank that has left cannot, but if all have, they are what is waited for.
+    pub fn possible_senders(&self, source: Option<usize>) -> Peers {
+        if let Some(source) = source {
+            return Peers::One([source]);
+        }
+        let is_there = |peer: &usize| self.gone(*peer) != Some(PeerEvent::Left);
+        let there: Vec<usize> = self.peers().filter(is_there).collect();
+        Peers::Many(if there.is_empty() { self.peers().collect() } else { there })
     }
 
     /// A reason to give up a wait for `peer` that a task does by polling since `since`. It does not see that the peer is stopped.

@@ -4,7 +4,7 @@
 use super::super::UcxComm;
 use super::super::choose::piece;
 use super::CollectiveState;
-use crate::contract::{Call, Flow, Who};
+use crate::contract::{Call, Flow};
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::ops::Range;
@@ -73,9 +73,7 @@ impl UcxComm {
                 // SAFETY: the part lies in `recv`; in place, its contribution is sent.
                 unsafe { self.receive_part(state, results, peer, (place, part.len() * size)) };
             }
-            for peer in
-                self.endpoint.peers().filter(|peer| flow.readers == Who::All || flow.readers.includes(*peer))
-            {
+            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
                 // SAFETY: the result stays until the step is over.
                 unsafe { self.send_part(state, results, peer, (target, own.len() * size)) };
             }
