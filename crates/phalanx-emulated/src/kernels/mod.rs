@@ -10,6 +10,7 @@
 //! | `training/` | phalanx-train's kernels, and cuBLAS's products of matrices |
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
+//! | `norm.rs` | sums of rows with what follows them |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
 //! | `exchange.rs` | a warp's exchange of steps with all peers |
 //! | `lane.rs` | a warp's end of its lane in the FIFOs between GPUs |
@@ -27,6 +28,7 @@ mod image;
 mod lane;
 mod launch;
 mod moving;
+mod norm;
 mod reduce;
 mod training;
 mod warps;

@@ -10,6 +10,7 @@ mod device_comm;
 mod exits;
 mod failures;
 mod flavour;
+mod fused;
 mod groups;
 mod hosts;
 mod init_all;
@@ -108,6 +109,7 @@ fn main() -> ExitCode {
         init_all::SCENARIOS,
         failures::SCENARIOS,
         &[FORK],
+        fused::SCENARIOS,
         hosts::SCENARIOS,
         mpirun::SCENARIOS,
         own_kernels::SCENARIOS,
@@ -172,6 +174,7 @@ fn main() -> ExitCode {
             trials.extend(device_comm::of_releases());
             trials.extend(kept_errors::emulated_trials());
             trials.extend(own_kernels::trials());
+            trials.extend(fused::trials());
             trials.extend(soak::trials());
             trials.extend(own_kernels::again(names.into_iter()));
             trials.push(Trial::test("missing_nccl", missing_nccl));

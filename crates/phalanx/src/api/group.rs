@@ -175,7 +175,7 @@ impl<'env> Group<'env> {
     }
 
     /// The same operations on other memory: `place` gives memory of so many bytes, `footprint` the lengths of a call's `send`
-    /// and `recv` in bytes.
+    /// and `recv` in bytes. What a norm reads stays where it is.
     #[cfg(feature = "_gpu")]
     pub(crate) fn elsewhere(
         &self,
@@ -185,7 +185,13 @@ impl<'env> Group<'env> {
         let mut moved = Group::new();
         moved.calls.extend(self.calls.iter().map(|(comm, call)| {
             let [send, recv] = footprint(call);
-            (*comm, Call { send: place(send), recv: place(recv), ..*call })
+            let mut moved = Call { send: place(send), recv: place(recv), ..*call };
+            #[cfg(feature = "nccl")]
+            if let Some(norm) = &mut moved.norm {
+                let [residual, scales] = norm.lens(call.dtype, call.blocks.longest());
+                (norm.residual, norm.scales) = (place(residual) as u64, place(scales) as u64);
+            }
+            (*comm, moved)
         }));
         moved.transfers.extend(self.transfers.iter().map(|(comm, transfer)| {
             let start = place(transfer.count * transfer.dtype.size());

@@ -1,5 +1,7 @@
 //! One rank's part in a collective.
 
+#[cfg(feature = "nccl")]
+use super::RmsNorm;
 use super::{BackendKind, Operation};
 #[cfg(feature = "_gpu")]
 use crate::buffer::collective_config::RawCollectiveConfig;
@@ -78,12 +80,19 @@ pub(crate) struct Call<'a> {
     /// Settings of this call.
     #[cfg(feature = "_gpu")]
     pub config: Option<&'a RawCollectiveConfig>,
+    /// What an `all_reduce_rms_norm` does with the sum.
+    #[cfg(feature = "nccl")]
+    pub norm: Option<RmsNorm>,
 }
 
 impl<'a> Call<'a> {
-    /// A fingerprint of the call's settings; 0 without settings.
+    /// A fingerprint of the call's settings, or of what follows its sum; 0 without either.
     #[inline(always)]
     pub fn config_tag(&self) -> u8 {
+        #[cfg(feature = "nccl")]
+        if let Some(norm) = &self.norm {
+            return norm.tag();
+        }
         #[cfg(feature = "_gpu")]
         return self.config.map_or(0, RawCollectiveConfig::tag);
         #[cfg(not(feature = "_gpu"))]
@@ -165,6 +174,8 @@ impl<'a> Call<'a> {
             factor_space: Space::Host,
             #[cfg(feature = "_gpu")]
             config: None,
+            #[cfg(feature = "nccl")]
+            norm: None,
         }
     }
 }

@@ -51,7 +51,7 @@ impl<'a> Call<'a> {
         use Operation::*;
         let root = Who::Only(self.root);
         let (writers, readers, scattered, gathered, reduced) = match self.operation {
-            AllReduce | Scan | ExclusiveScan => (Who::All, Who::All, false, false, true),
+            AllReduce | AllReduceRmsNorm | Scan | ExclusiveScan => (Who::All, Who::All, false, false, true),
             Reduce => (Who::All, root, false, false, true),
             Broadcast => (root, Who::All, false, false, false),
             AllGather | AllGatherV | Split | SplitGrid | Grow => (Who::All, Who::All, false, true, false),

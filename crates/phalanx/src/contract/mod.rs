@@ -11,6 +11,8 @@ mod flow;
 mod grid;
 pub(crate) mod hosts;
 mod kind;
+#[cfg(feature = "nccl")]
+mod norm;
 mod operation;
 mod shape;
 mod stream_sync;
@@ -23,6 +25,8 @@ pub use dry_call::DryCall;
 pub(crate) use flow::{Flow, Who};
 pub(crate) use grid::RankGrid;
 pub use kind::BackendKind;
+#[cfg(feature = "nccl")]
+pub(crate) use norm::{RmsNorm, RowFormat};
 pub(crate) use operation::Operation;
 pub(crate) use shape::Shape;
 pub use stream_sync::StreamSyncOps;

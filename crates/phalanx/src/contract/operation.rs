@@ -46,10 +46,12 @@ pub(crate) enum Operation {
     OneSided,
     /// Memory that the ranks of a host share.
     SharedByHost,
+    /// An all_reduce of rows with what follows it.
+    AllReduceRmsNorm,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 35] = [
+    const ALL: [(Operation, &'static str); 36] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -85,6 +87,7 @@ impl Operation {
         (Operation::Free, "free"),
         (Operation::OneSided, "one_sided"),
         (Operation::SharedByHost, "shared_by_host"),
+        (Operation::AllReduceRmsNorm, "all_reduce_rms_norm"),
     ];
 
     pub fn name(self) -> &'static str {

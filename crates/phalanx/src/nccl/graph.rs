@@ -162,6 +162,8 @@ fn rehearse(group: &Group<'_>, comm: &Comm, stream: &Arc<CudaStream>) -> Result<
     let mut bytes = 0;
     let mut count = |len: usize| bytes += len.max(1).next_multiple_of(ALIGNMENT);
     group.calls().flat_map(sizes).for_each(&mut count);
+    let norms = group.calls().filter_map(|call| Some(call.norm?.lens(call.dtype, call.blocks.longest())));
+    norms.flatten().for_each(&mut count);
     group.transfers().for_each(|transfer| count(transfer.count * transfer.dtype.size()));
     let memory = stream.alloc_zeros::<u8>(bytes)?;
     let (start, _in_use) = memory.device_ptr(stream);
@@ -207,6 +209,9 @@ fn signatures(group: &Group<'_>) -> Result<Vec<[u64; 6]>> {
             if let Blocks::Each(counts) = blocks {
                 counts.hash(&mut lengths);
             }
+        }
+        if let Some(norm) = &call.norm {
+            norm.hash_into(&mut lengths);
         }
         Ok([what, reduction.factor, call.blocks.longest() as u64, send, recv, lengths.finish() << 1])
     });

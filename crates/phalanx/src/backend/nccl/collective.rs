@@ -3,8 +3,12 @@
 use super::communicator::{Communicator, OwnKernel};
 use super::device::StreamMemory;
 #[cfg(feature = "nccl")]
-use super::direct::{KernelLaunch, is_empty_of_own_type};
+use super::direct::{KernelLaunch, alone, is_empty_of_own_type, launch};
+#[cfg(feature = "nccl")]
+use crate::contract::RowFormat;
 use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
+#[cfg(feature = "nccl")]
+use crate::gpu::kernels::{KernelModule, Kernels};
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{RawStream, Space};
@@ -32,6 +36,9 @@ pub(crate) struct Needs {
     /// An own kernel that waits for the group's end.
     #[cfg(feature = "nccl")]
     own_kernel: Option<Box<KernelLaunch>>,
+    /// The norm of rows whose sum is enqueued.
+    #[cfg(feature = "nccl")]
+    norm: Option<Box<KernelLaunch>>,
 }
 
 impl Needs {
@@ -39,8 +46,12 @@ impl Needs {
         Needs { bias: Some(bias), ..Needs::default() }
     }
 
-    /// Whether nothing has to be freed.
+    /// Whether nothing has to be freed, or enqueued behind the operation.
     pub fn is_empty(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        if self.norm.is_some() {
+            return false;
+        }
         self.reduction.is_none() && self.scratch.is_none()
     }
 }
@@ -98,6 +109,12 @@ impl Communicator {
             return Ok(Progress::Enqueued);
         }
         #[cfg(feature = "nccl")]
+        if call.norm.is_some() {
+            let sum = self.prepare_norm(call, needs)?;
+            // SAFETY: as above; the sum goes to the output, or to scratch of its length.
+            return unsafe { self.carry_out(&sum, self.own_kernel(&sum), is_grouped, needs) };
+        }
+        #[cfg(feature = "nccl")]
         if self.direct.get().is_some() && is_empty_of_own_type(call) {
             return Ok(Progress::Enqueued);
         }
@@ -136,6 +153,43 @@ impl Communicator {
         Ok(())
     }
 
+    /// The all_reduce of an `all_reduce_rms_norm` that no one kernel carries out. The norm, which is kept, follows when it is enqueued.
+    #[cfg(feature = "nccl")]
+    fn prepare_norm<'a>(&self, call: &Call<'a>, needs: &mut Needs) -> Result<Call<'a>> {
+        let Some(norm) = &call.norm else { return Ok(*call) };
+        let _current = self.device.enter();
+        let mut sum = Call { operation: Operation::AllReduce, norm: None, ..*call };
+        if norm.format != RowFormat::AsInput {
+            let bytes = call.blocks.longest() * call.dtype.size();
+            let scratch = StreamMemory::new(&self.device, bytes, call.stream, "quantised rows")?;
+            sum.recv = scratch.start;
+            needs.scratch = Some(scratch);
+        }
+        let gpu = self.device.cuda().expect("NCCL's GPUs are CUDA's");
+        let kernels = Kernels::load(gpu, KernelModule::Norm(call.dtype))?;
+        if call.blocks.longest() > 0 {
+            let normed = Call { send: sum.recv, ..*call };
+            needs.norm = Some(Box::new(alone(kernels.get(1), &normed, norm)));
+        }
+        Ok(sum)
+    }
+
+    /// Enqueues the norm that follows a sum, if there is one.
+    ///
+    /// # Safety
+    /// The contract of `Backend::collective`, for the call.
+    pub(crate) unsafe fn follow(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        if let Some(norm) = needs.norm.take() {
+            // SAFETY: the caller's contract: buffers of the call, and scratch that lives on the stream.
+            return unsafe { launch(&self.device, &norm) };
+        }
+        Ok(())
+    }
+
     /// Enqueues a collective by the library.
     ///
     /// # Safety
@@ -167,7 +221,7 @@ impl Communicator {
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
-                | SharedByHost | Epoch | EndEpoch | Free | OneSided => {
+                | SharedByHost | AllReduceRmsNorm | Epoch | EndEpoch | Free | OneSided => {
                     unreachable!("nothing to enqueue")
                 }
             }
@@ -268,7 +322,7 @@ impl Communicator {
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let bytes = call.flow().send_len(self.rank, self.ranks);
         let _current = self.device.enter();
-        let scratch = StreamMemory::new(&self.device, bytes, call.stream)?;
+        let scratch = StreamMemory::new(&self.device, bytes, call.stream, "an all_to_all in place")?;
         let copy = scratch.start;
         needs.scratch = Some(scratch);
         let call = &Call { send: copy, ..*call };

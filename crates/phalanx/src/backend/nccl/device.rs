@@ -309,15 +309,15 @@ pub(crate) struct StreamMemory {
 unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
-    /// The device is current.
-    pub fn new(device: &GpuDevice, bytes: usize, stream: RawStream) -> Result<StreamMemory> {
+    /// The device is current. `what` needs it.
+    pub fn new(device: &GpuDevice, bytes: usize, stream: RawStream, what: &str) -> Result<StreamMemory> {
         // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
             None => Err(Error::from(UnsupportedError {
-                what: "an all_to_all in place".into(),
-                why: "the GPU has no memory pools, from which its copy would come".into(),
-                remedy: "use all_to_all (all_to_all_v) with two buffers".into(),
+                what: what.into(),
+                why: "the GPU has no memory pools, from which its scratch memory would come".into(),
+                remedy: "use the operation with two buffers, or without quantised rows".into(),
             })),
         }
     }

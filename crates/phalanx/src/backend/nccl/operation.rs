@@ -83,6 +83,11 @@ impl EnqueuedOperation {
 
     /// Brings host memory back, once the operation is enqueued.
     fn complete(mut self) -> Result<()> {
+        // SAFETY: the contract of `collective`: the buffers are lent until the operation is enqueued.
+        if let Err(error) = unsafe { self.communicator.follow(&mut self.needs) } {
+            self.abandon();
+            return Err(error);
+        }
         self.communicator.release(&mut self.needs);
         if self.returns.is_empty() {
             return Ok(());

@@ -1,6 +1,7 @@
 //! phalanx's own GPU kernels: their images, and loading them.
 //!
-//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic) and `collectives.cu`.
+//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`, and
+//! `norm.cu` (a sum of rows with what follows it).
 //! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
 //! Users need no compiler.
 //!
@@ -39,10 +40,12 @@ macro_rules! images {
 pub(crate) enum KernelModule {
     Move,
     Reduce(DType),
+    /// A sum of rows with what follows it, of f16 or bf16.
+    Norm(DType),
 }
 
 /// Number of modules.
-pub(crate) const MODULES: usize = 15;
+pub(crate) const MODULES: usize = 17;
 
 impl KernelModule {
     /// Its place among all modules.
@@ -50,12 +53,16 @@ impl KernelModule {
         match self {
             KernelModule::Move => 0,
             KernelModule::Reduce(dtype) => 1 + usize::from(dtype.code()),
+            KernelModule::Norm(DType::Bf16) => 15,
+            KernelModule::Norm(_) => 16,
         }
     }
 
     fn images(self) -> Images {
         match self {
             KernelModule::Move => images!("move"),
+            KernelModule::Norm(DType::Bf16) => images!("norm_bf16"),
+            KernelModule::Norm(_) => images!("norm_f16"),
             KernelModule::Reduce(dtype) => match dtype {
                 DType::F32 => images!("reduce_f32"),
                 DType::F64 => images!("reduce_f64"),
@@ -76,13 +83,17 @@ impl KernelModule {
         }
     }
 
-    /// The names of its kernels by protocol and number of hops: LL, LL128, and both again in two hops.
+    /// The names of its kernels: of collectives by protocol and number of hops (LL, LL128, and both again in two hops), of norms with the sum
+    /// and without.
     fn kernels(self) -> Vec<String> {
         match self {
             KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
             KernelModule::Reduce(dtype) => ["reduce_ll", "reduce_ll128", "two_hops_ll", "two_hops_ll128"]
                 .map(|kernel| format!("phalanx_{kernel}_{}", dtype.name()))
                 .into(),
+            KernelModule::Norm(dtype) => {
+                ["all_reduce_norm", "norm"].map(|kernel| format!("phalanx_{kernel}_{}", dtype.name())).into()
+            }
         }
     }
 }

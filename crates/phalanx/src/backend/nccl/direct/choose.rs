@@ -41,7 +41,10 @@ pub(crate) struct Algorithm {
 impl Algorithm {
     /// The kernel's place in its module.
     pub fn kernel(&self) -> usize {
-        2 * usize::from(self.two_hops) + usize::from(self.protocol == Protocol::Ll128)
+        match self.module {
+            KernelModule::Norm(_) => 0,
+            _ => 2 * usize::from(self.two_hops) + usize::from(self.protocol == Protocol::Ll128),
+        }
     }
 }
 
@@ -114,6 +117,7 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     let reduced = match call.operation {
         AllReduce | Reduce | ReduceScatter | ReduceScatterV => true,
         Broadcast | AllGather | AllGatherV | AllToAll | Gather | GatherV | Scatter | ScatterV => false,
+        AllReduceRmsNorm => return fused(call, topology),
         // Only the two ends of a block know its length.
         _ => return None,
     };
@@ -146,6 +150,19 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     let hop = if two_hops { longest / topology.ranks } else { longest };
     let protocol = if topology.nvlink && hop > LONGEST_BY_LL { Protocol::Ll128 } else { Protocol::Ll };
     Some(Algorithm { module, protocol, two_hops })
+}
+
+/// The kernel that sums rows and normalises them, by LL128 in one hop; without it they are summed by an all_reduce.
+fn fused(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorithm> {
+    let (bytes, peers) = (call.blocks.longest() * call.dtype.size(), topology.ranks - 1);
+    let limit = if topology.ranks == 2 { LONGEST } else { ONE_HOP / peers };
+    let is_wanted = match topology.algorithm {
+        GpuAlgorithm::Auto => bytes <= limit,
+        algorithm => algorithm == GpuAlgorithm::Ll128,
+    };
+    let module = KernelModule::Norm(call.dtype);
+    let algorithm = Algorithm { module, protocol: Protocol::Ll128, two_hops: false };
+    (topology.nvlink && bytes > 0 && is_wanted).then_some(algorithm)
 }
 
 /// Whether a call that only own kernels could carry out, for its type, is empty on all ranks.

@@ -1,6 +1,7 @@
 //! A call as a kernel's arguments, and its launch.
 
 use super::choose::{Algorithm, choose, factor};
+use super::norm::NormArguments;
 use super::setup::Direct;
 use super::tunables::{MAX_RANKS, SPREAD, WARPS};
 use crate::backend::nccl::device::{GpuDevice, GpuEvent};
@@ -28,7 +29,7 @@ struct Peer {
 
 /// `Arguments` in gpu/kernels/collectives.cu.
 #[repr(C)]
-struct Arguments {
+pub(super) struct Arguments {
     own: u64,
     abort: u64,
     rank: u32,
@@ -50,17 +51,59 @@ impl Arguments {
 
 /// A kernel with its arguments, and where it runs.
 pub(crate) struct KernelLaunch {
-    kernel: sys::CUfunction,
-    blocks: u32,
-    threads: u32,
-    stream: RawStream,
-    arguments: Arguments,
+    pub(super) kernel: sys::CUfunction,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+    pub(super) stream: RawStream,
+    pub(super) arguments: KernelArguments,
+}
+
+/// A kernel's one parameter.
+#[expect(clippy::large_enum_variant, reason = "made for one launch, on the stack")]
+pub(super) enum KernelArguments {
+    Collective(Arguments),
+    Norm(NormArguments),
+}
+
+impl KernelArguments {
+    fn as_ptr(&self) -> *mut std::ffi::c_void {
+        match self {
+            KernelArguments::Collective(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
+            KernelArguments::Norm(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
+        }
+    }
 }
 
 /// The stream of the last kernel: one that runs on another stream waits for it, since both use the same FIFOs.
 #[derive(Default)]
 pub(crate) struct Order {
     last: Option<RawStream>,
+}
+
+/// Enqueues a launch.
+///
+/// # Safety
+/// The arguments are the kernel's, and the memory behind them lives until the stream's work is complete.
+#[inline]
+pub(crate) unsafe fn launch(device: &GpuDevice, launch: &KernelLaunch) -> Result<()> {
+    let _current = device.enter();
+    let mut pointers = [launch.arguments.as_ptr()];
+    // SAFETY: the caller's contract; the driver copies the arguments.
+    check("cuLaunchKernel", unsafe {
+        sys::cuLaunchKernel(
+            launch.kernel,
+            launch.blocks,
+            1,
+            1,
+            launch.threads,
+            1,
+            1,
+            0,
+            launch.stream.0.cast(),
+            pointers.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    })
 }
 
 impl Direct {
@@ -83,15 +126,19 @@ impl Direct {
         algorithm: Algorithm,
     ) -> Result<KernelLaunch> {
         let kernel = self.loaded(device, algorithm)?.get(algorithm.kernel());
+        if let Some(norm) = &call.norm {
+            return Ok(self.fused(kernel, rank, call, norm));
+        }
         let arguments = self.arguments(rank, call, algorithm);
         let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         let (blocks, threads) = (lanes.div_ceil(warps) as u32, 32 * warps as u32);
+        let arguments = KernelArguments::Collective(arguments);
         Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, arguments })
     }
 
-    /// Enqueues a launch.
+    /// Enqueues a launch, behind the kernels before.
     ///
     /// # Safety
     /// That of [`prepare`](Direct::prepare).
@@ -99,30 +146,12 @@ impl Direct {
     pub unsafe fn launch(
         &self,
         device: &GpuDevice,
-        launch: &KernelLaunch,
+        prepared: &KernelLaunch,
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
-        let _current = device.enter();
-        let KernelLaunch { kernel, blocks, threads, stream, arguments } = launch;
-        self.come_after(device, *stream, stream_of)?;
-        let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<std::ffi::c_void>()];
-        // SAFETY: a kernel with these arguments, which the driver copies. The memory behind them lives until the stream's work is
-        // complete: the buffers by the caller's contract, the FIFOs until all ranks have left.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                *kernel,
-                *blocks,
-                1,
-                1,
-                *threads,
-                1,
-                1,
-                0,
-                stream.0.cast(),
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        })
+        self.come_after(device, prepared.stream, stream_of)?;
+        // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
+        unsafe { launch(device, prepared) }
     }
 
     fn loaded(&self, device: &GpuDevice, algorithm: Algorithm) -> Result<&Kernels> {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `choose.rs`, `tunables.rs` | which calls go where, and by which algorithm |
 //! | `setup.rs` | memory that peers write to: allocated, exchanged, opened, given back |
-//! | `launch.rs` | a call as a kernel's arguments, and its launch |
+//! | `launch.rs`, `norm.rs` | a call as a kernel's arguments, and its launch |
 //!
 //! The kernels are in `gpu/kernels`, where `fifo.cuh` says how data travels. Three properties matter here:
 //!
@@ -16,10 +16,12 @@
 
 mod choose;
 mod launch;
+mod norm;
 mod setup;
 mod tunables;
 
 pub use choose::GpuAlgorithm;
 pub(crate) use choose::{Algorithm, is_empty_of_own_type};
-pub(crate) use launch::KernelLaunch;
+pub(crate) use launch::{KernelLaunch, launch};
+pub(crate) use norm::alone;
 pub(crate) use setup::Direct;

@@ -31,6 +31,10 @@ pub(crate) const LONGEST_LL: usize = 64 << 10;
 /// Longest all_reduce, in bytes times peers, in which every rank sends everything to every other; longer ones take two hops.
 pub(crate) const ONE_HOP: usize = 768 << 10;
 
+/// Most warps of a block that normalises rows, and most steps of a row (`MAX_WARPS`, `MAX_STEPS` in gpu/kernels/norm.cu).
+pub(crate) const NORM_WARPS: usize = 18;
+pub(crate) const NORM_ROW_STEPS: usize = 36;
+
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
 /// Lanes up to which every block has one warp, so that the blocks spread over the GPU.
