@@ -76,6 +76,8 @@ pub struct Lane<'a> {
     /// What this rank's memory holds for each peer, and what theirs holds for this rank; `None` for itself.
     peers: [Option<(u64, u64)>; MAX_RANKS],
     grid: &'a Grid,
+    /// What a flag of a message differs in; 0 for collectives.
+    kind: u64,
 }
 
 impl<'a> Lane<'a> {
@@ -85,17 +87,47 @@ impl<'a> Lane<'a> {
         number: usize,
         peers: [Option<(u64, u64)>; MAX_RANKS],
     ) -> Lane<'a> {
+        let lane = Lane::open(grid, protocol, number, peers);
+        // What the calls before have emptied.
+        (0..MAX_RANKS).for_each(|peer| lane.tell(peer, 0));
+        lane
+    }
+
+    /// Reads the numbers.
+    pub fn open(
+        grid: &'a Grid,
+        protocol: &'static Protocol,
+        number: usize,
+        peers: [Option<(u64, u64)>; MAX_RANKS],
+    ) -> Lane<'a> {
         let none = [0; MAX_RANKS];
         let (sent, received, acked) = (none, none, none);
-        let mut lane = Lane { number, protocol, is_aborted: false, sent, received, acked, peers, grid };
-        for (peer, (own, remote)) in peers.iter().enumerate().filter_map(|(n, peer)| Some((n, (*peer)?))) {
+        let mut lane = Lane { number, protocol, is_aborted: false, sent, received, acked, peers, grid, kind: 0 };
+        for (peer, (own, _)) in peers.iter().enumerate().filter_map(|(n, peer)| Some((n, (*peer)?))) {
             let [sent, received, acked, credit] = protocol.numbers(own, number);
             (lane.sent[peer], lane.received[peer]) = (sent.load(Relaxed), received.load(Relaxed));
             lane.acked[peer] = acked.load(Relaxed).max(credit.load(Acquire));
-            // What the calls before have emptied.
-            protocol.numbers(remote, number)[3].store(lane.received[peer], Release);
         }
         lane
+    }
+
+    /// The same for messages, whose flags differ in a bit.
+    pub fn of_messages(self) -> Lane<'a> {
+        Lane { kind: 1 << 63, ..self }
+    }
+
+    /// So many steps were sent to a peer, in a call of that direction only.
+    pub fn end_sends(&self, peer: usize, sends: u64) {
+        let Some((own, _)) = self.peers[peer] else { return };
+        let [sent, _, acked, _] = self.protocol.numbers(own, self.number);
+        sent.store(self.sent[peer] + sends, Relaxed);
+        acked.store(self.acked[peer], Relaxed);
+    }
+
+    /// The same for what was received.
+    pub fn end_receives(&self, peer: usize, receives: u64) {
+        let Some((own, _)) = self.peers[peer] else { return };
+        self.protocol.numbers(own, self.number)[1].store(self.received[peer] + receives, Relaxed);
     }
 
     /// So many steps were sent to a peer, and received from it.
@@ -172,11 +204,11 @@ impl<'a> Lane<'a> {
                     word(start + 8 * n as u64).store(*value, Relaxed);
                 }
                 // A line arrives whole.
-                word(start + 8 * LINE as u64).store(step, Release);
+                word(start + 8 * LINE as u64).store(step ^ self.kind, Release);
             }
             return;
         }
-        let flag = u64::from(step as u32) << 32;
+        let flag = (step << 32) ^ self.kind;
         let first = self.grid.below(data.len());
         for n in (first..data.len()).chain(0..first) {
             let (low, high) = (data[n] & 0xffff_ffff, data[n] >> 32);
@@ -190,7 +222,7 @@ impl<'a> Lane<'a> {
         if self.protocol.has_lines {
             return data.chunks_exact_mut(LINE).enumerate().all(|(line, words)| {
                 let start = slot + 128 * line as u64;
-                let is_there = word(start + 8 * LINE as u64).load(Acquire) == step;
+                let is_there = word(start + 8 * LINE as u64).load(Acquire) == step ^ self.kind;
                 let read = |n: usize| word(start + 8 * n as u64).load(Relaxed);
                 words.iter_mut().enumerate().for_each(|(n, value)| *value = read(n));
                 is_there
@@ -200,7 +232,7 @@ impl<'a> Lane<'a> {
             let (low, high) =
                 (word(slot + 16 * n as u64).load(Acquire), word(slot + 16 * n as u64 + 8).load(Acquire));
             *value = low & 0xffff_ffff | high << 32;
-            low >> 32 == u64::from(step as u32) && high >> 32 == u64::from(step as u32)
+            [low, high].iter().all(|half| (half ^ self.kind) >> 32 == u64::from(step as u32))
         })
     }
 }

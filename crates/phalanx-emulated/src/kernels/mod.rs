@@ -10,6 +10,7 @@
 //! | `training/` | phalanx-train's kernels, and cuBLAS's products of matrices |
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
+//! | `messages.rs` | messages |
 //! | `norm.rs` | sums of rows with what follows them |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
 //! | `exchange.rs` | a warp's exchange of steps with all peers |
@@ -27,6 +28,7 @@ mod exchange;
 mod image;
 mod lane;
 mod launch;
+mod messages;
 mod moving;
 mod norm;
 mod reduce;

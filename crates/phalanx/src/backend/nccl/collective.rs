@@ -5,6 +5,8 @@ use super::device::StreamMemory;
 #[cfg(feature = "nccl")]
 use super::direct::{KernelLaunch, alone, is_empty_of_own_type, launch};
 #[cfg(feature = "nccl")]
+use super::group;
+#[cfg(feature = "nccl")]
 use crate::contract::RowFormat;
 use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
 #[cfg(feature = "nccl")]
@@ -33,9 +35,9 @@ pub(crate) struct Needs {
     pub scratch: Option<StreamMemory>,
     /// The bias of an all_reduce (`ncclAllReduceWithBias`).
     bias: Option<*const c_void>,
-    /// An own kernel that waits for the group's end.
+    /// Own kernels that wait for the group's end.
     #[cfg(feature = "nccl")]
-    own_kernel: Option<Box<KernelLaunch>>,
+    own_kernels: Vec<KernelLaunch>,
     /// The norm of rows whose sum is enqueued.
     #[cfg(feature = "nccl")]
     norm: Option<Box<KernelLaunch>>,
@@ -101,7 +103,7 @@ impl Communicator {
             // SAFETY: the caller's contract.
             let launch = unsafe { direct.prepare(&self.device, self.rank, call, algorithm) }?;
             if is_grouped {
-                needs.own_kernel = Some(Box::new(launch));
+                needs.own_kernels.push(launch);
             } else {
                 // SAFETY: as above.
                 unsafe { direct.launch(&self.device, &launch, |stream| self.stream_of(stream)) }?;
@@ -137,18 +139,20 @@ impl Communicator {
         Ok(())
     }
 
-    /// Launches the own kernel that has waited for the group's end, if there is one.
+    /// Launches the own kernels that have waited for the group's end.
     ///
     /// # Safety
-    /// The contract of `Backend::collective`, for the call that the kernel carries out.
-    pub(crate) unsafe fn launch_own_kernel(
+    /// The contract of `Backend::collective`, for the call that they carry out.
+    pub(crate) unsafe fn launch_own_kernels(
         &self,
         #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
     ) -> Result<()> {
         #[cfg(feature = "nccl")]
-        if let (Some(launch), Some(direct)) = (&needs.own_kernel, self.direct.get()) {
-            // SAFETY: the caller's contract.
-            return unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) };
+        if let Some(direct) = self.direct.get() {
+            for launch in &needs.own_kernels {
+                // SAFETY: the caller's contract.
+                unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) }?;
+            }
         }
         Ok(())
     }
@@ -217,7 +221,7 @@ impl Communicator {
                 }
                 AllToAll | Gather | Scatter => self.rearranging(call),
                 ReduceScatterV => self.reduce_scatter_v(call, needs),
-                AllToAllV => self.all_to_all_v(call),
+                AllToAllV => self.all_to_all_v(call, needs),
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
@@ -330,7 +334,7 @@ impl Communicator {
         unsafe {
             self.device.copy(copy, call.recv, bytes, call.stream)?;
             if call.operation == Operation::AllToAllV {
-                self.all_to_all_v(call)
+                self.all_to_all_v(call, needs)
             } else {
                 self.rearranging(call)
             }
@@ -354,8 +358,26 @@ impl Communicator {
         })
     }
 
-    /// `ncclAlltoAllv` of RCCL, in bytes. NCCL exchanges messages.
-    unsafe fn all_to_all_v(&self, call: &Call<'_>) -> Result<Progress> {
+    /// `ncclAlltoAllv` of RCCL, in bytes. Otherwise messages are exchanged.
+    unsafe fn all_to_all_v(
+        &self,
+        call: &Call<'_>,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
+    ) -> Result<Progress> {
+        #[cfg(feature = "nccl")]
+        if self.direct.get().is_some() {
+            let (own, others): (Vec<Part>, _) =
+                parts(call, self.rank, self.ranks).into_iter().partition(|part| part.peer == self.rank);
+            if let [Part { direction: Direction::Send(from), bytes: bytes @ 1.., .. }, Part { direction: Direction::Recv(to), .. }] =
+                own[..]
+            {
+                let _current = self.device.enter();
+                // SAFETY: the caller's contract: this rank's own block, as long in both buffers.
+                unsafe { self.device.copy(to, from, bytes, call.stream) }?;
+            }
+            // SAFETY: the caller's contract.
+            return unsafe { self.exchange(others, group::is_open(), needs) };
+        }
         let size = call.dtype.size();
         let Some(f) = self.library.ncclAlltoAllv else {
             // SAFETY: the caller's contract.
@@ -388,26 +410,44 @@ impl Communicator {
     unsafe fn messages(&self, call: &Call<'_>) -> Result<Progress> {
         let parts = parts(call, self.rank, self.ranks);
         // SAFETY: the caller's contract; the parts lie in the buffers.
-        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part, call.stream) }))
+        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }
 
-    /// Enqueues messages, all at once.
+    /// Enqueues messages, all at once: by own kernels those that they carry, and then the others. In a group, the kernels wait for its end.
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
-    pub(crate) unsafe fn exchange(&self, transfers: &[Transfer]) -> Result<Progress> {
-        transfers.iter().try_for_each(|transfer| self.come_after_last(transfer.stream))?;
-        self.grouped(|| {
-            transfers.iter().try_for_each(|transfer| {
-                // SAFETY: the caller's contract.
-                unsafe { self.message(Part::of(transfer), transfer.stream) }
-            })
-        })
+    pub(crate) unsafe fn exchange(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused_mut))] mut parts: Vec<Part>,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] is_grouped: bool,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
+    ) -> Result<Progress> {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
+            parts = others;
+            let launches = direct.prepare_messages(&self.device, self.rank, &own)?;
+            if is_grouped {
+                needs.own_kernels.extend(launches);
+            } else {
+                for launch in &launches {
+                    // SAFETY: the caller's contract.
+                    unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) }?;
+                }
+            }
+            if parts.is_empty() {
+                return Ok(Progress::Enqueued);
+            }
+        }
+        parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
+        // SAFETY: the caller's contract.
+        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }
 
     /// Enqueues one message. An empty one is skipped on both sides.
-    unsafe fn message(&self, part: Part, stream: RawStream) -> Result<()> {
-        let Part { direction, peer, bytes } = part;
+    unsafe fn message(&self, part: Part) -> Result<()> {
+        let Part { direction, peer, bytes, stream } = part;
         if bytes == 0 {
             return Ok(());
         }
@@ -488,19 +528,20 @@ pub(crate) struct Part {
     pub direction: Direction,
     pub peer: usize,
     pub bytes: usize,
+    pub stream: RawStream,
 }
 
 impl Part {
     pub fn of(transfer: &Transfer) -> Part {
-        let Transfer { direction, peer, count, dtype, .. } = *transfer;
-        Part { direction, peer, bytes: count * dtype.size() }
+        let Transfer { direction, peer, count, dtype, stream, .. } = *transfer;
+        Part { direction, peer, bytes: count * dtype.size(), stream }
     }
 }
 
 /// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
 /// block that is already in place is left out.
 pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
-    let flow = call.flow();
+    let (flow, stream) = (call.flow(), call.stream);
     let (sends, receives) = (flow.writers.includes(rank), flow.readers.includes(rank));
     let mut parts = Vec::with_capacity(2 * ranks);
     for peer in 0..ranks {
@@ -510,10 +551,10 @@ pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
             continue;
         }
         if sends && flow.readers.includes(peer) {
-            parts.push(Part { direction: Direction::Send(from), peer, bytes: source.len() });
+            parts.push(Part { direction: Direction::Send(from), peer, bytes: source.len(), stream });
         }
         if receives && flow.writers.includes(peer) {
-            parts.push(Part { direction: Direction::Recv(to), peer, bytes: target.len() });
+            parts.push(Part { direction: Direction::Recv(to), peer, bytes: target.len(), stream });
         }
     }
     parts

@@ -87,7 +87,7 @@ fn start_all(
         let inside = GroupLocks::all(&started);
         let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));
         let arrived =
-            arrived.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_own_kernel));
+            arrived.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_own_kernels));
         if arrived.is_err() {
             spoil(communicator);
         }

@@ -60,10 +60,10 @@ impl EnqueuedOperation {
         if self.is_simple() { Ok(()) } else { self.complete() }
     }
 
-    /// Launches its own kernel, if it has one, at the group's end.
-    pub fn launch_own_kernel(&self) -> Result<()> {
+    /// Launches its own kernels, if it has some, at the group's end.
+    pub fn launch_own_kernels(&self) -> Result<()> {
         // SAFETY: the contract of `collective`, whose memory is valid until the group has ended.
-        unsafe { self.communicator.launch_own_kernel(&self.needs) }
+        unsafe { self.communicator.launch_own_kernels(&self.needs) }
     }
 
     /// Orders its stream behind those of the group's operations before.
@@ -321,7 +321,10 @@ pub(crate) unsafe fn messages(
     }
     let Some((announced, stream)) = last else { return Ok(()) };
     // SAFETY: the caller's contract; the addresses are on the device now.
-    let enqueue = |_: &mut Needs| unsafe { communicator.exchange(&moved) };
+    let enqueue = |needs: &mut Needs| {
+        let parts = moved.iter().map(Part::of).collect();
+        unsafe { communicator.exchange(parts, group::is_open(), needs) }
+    };
     let arrival = Arrival::with(peers);
     launch(communicator, (&announced, arrival), stream, &mut Needs::default(), &mut returns, enqueue)
 }

@@ -9,6 +9,9 @@
 // of steps that the receiver has emptied, which the receiver writes into the sender's memory when a call begins and, in long
 // calls of one direction, while it reads.
 //
+// Messages and collectives use the same FIFOs, and their flags differ in one bit (MESSAGE): a rank that is at a message does not take a
+// collective's data for it, and waits until the deadline.
+//
 // Two protocols say how data and flags share a slot:
 //   LL     16 bytes: 4 of data, 4 of flag, 4 of data, 4 of flag. Needs that 8 bytes arrive whole, which holds everywhere.
 //   LL128  lines of 128 bytes, 120 of data and 8 of flag. Needs that a line arrives whole, which holds over NVLink.
@@ -23,6 +26,8 @@ typedef unsigned long long u64;
 constexpr u32 MAX_RANKS = 16;
 constexpr u32 DEPTH = 4;
 constexpr u32 ALL = 0xffffffff;
+// Of a flag: the step is one of a message.
+constexpr u64 MESSAGE = (u64)1 << 63;
 // Polls between two looks at the abort word, which is in the host's memory.
 constexpr u32 POLLS = 1 << 12;
 
@@ -178,19 +183,25 @@ template <class P> struct Lane {
     bool aborted;
     Fifos<P>* peer;  // what this rank's memory holds for peer `thread`; null for itself
     u64 sent, received, acked;  // `sent` and `received` count the calls before
+    u64 kind;                   // 0, or MESSAGE
 
     // `remote` is what the memory of peer `thread` holds for this rank, and `own` the other way round; null if there is no such peer.
     __device__ __forceinline__ void begin(Inbox* remote, Inbox* own, u32 lane_, const u32* abort_) {
+        open(remote ? own : nullptr, lane_, abort_, 0);
+        // What the calls before have emptied.
+        if (remote) store8_volatile(&fifos<P>(remote)->numbers[lane].credit, received);
+    }
+
+    // Reads the numbers; null if there is no such peer.
+    __device__ __forceinline__ void open(Inbox* own, u32 lane_, const u32* abort_, u64 kind_) {
         thread = threadIdx.x % 32, lane = lane_, abort = abort_, aborted = false;
-        sent = received = acked = 0, peer = nullptr;
-        if (remote) {
+        sent = received = acked = 0, peer = nullptr, kind = kind_;
+        if (own) {
             peer = fifos<P>(own);
             u64 told;
             load16(&peer->numbers[lane].sent, sent, received);
             load16(&peer->numbers[lane].acked, acked, told);
             if (acked < told) acked = told;
-            // What the calls before have emptied.
-            store8_volatile(&fifos<P>(remote)->numbers[lane].credit, received);
         }
     }
 
@@ -201,6 +212,13 @@ template <class P> struct Lane {
             peer->numbers[lane].acked = acked;
         }
     }
+
+    // The same for one direction.
+    __device__ __forceinline__ void end_sends(u32 sends) {
+        store8_volatile(&peer->numbers[lane].sent, sent + sends);
+        peer->numbers[lane].acked = acked;
+    }
+    __device__ __forceinline__ void end_receives(u32 receives) { store8_volatile(&peer->numbers[lane].received, received + receives); }
 
     __device__ __forceinline__ bool is_aborted(u32& polls) {
         if (++polls % POLLS == 0 && *(volatile const u32*)abort != 0) aborted = true;
@@ -282,13 +300,13 @@ template <class P> struct Lane {
 
   private:
     __device__ __forceinline__ void put(u8* slot, const u64 (&v)[P::UNITS], u64 step, Ll*) {
-        const u64 flag = (u64)(u32)step << 32;
+        const u64 flag = step << 32 ^ kind;
 #pragma unroll
         for (u32 u = 0; u < P::UNITS; u++) store16(slot + u * 512, (u32)v[u] | flag, v[u] >> 32 | flag);
     }
     __device__ __forceinline__ void put(u8* slot, const u64 (&v)[P::UNITS], u64 step, Ll128*) {
 #pragma unroll
-        for (u32 u = 0; u < P::UNITS; u += 2) store16(slot + u * 256, v[u], thread % 8 == 7 ? step : v[u + 1]);
+        for (u32 u = 0; u < P::UNITS; u += 2) store16(slot + u * 256, v[u], thread % 8 == 7 ? step ^ kind : v[u + 1]);
     }
     __device__ __forceinline__ bool get(const u8* slot, u64 (&v)[P::UNITS], u64 step, Ll*) {
         bool there = true;
@@ -297,7 +315,7 @@ template <class P> struct Lane {
         for (u32 u = 0; u < P::UNITS; u++) load16(slot + u * 512, a[u], b[u]);
 #pragma unroll
         for (u32 u = 0; u < P::UNITS; u++) {
-            there &= a[u] >> 32 == (u32)step && b[u] >> 32 == (u32)step;
+            there &= (a[u] ^ kind) >> 32 == (u32)step && (b[u] ^ kind) >> 32 == (u32)step;
             v[u] = (u32)a[u] | b[u] << 32;
         }
         return there;
@@ -307,7 +325,7 @@ template <class P> struct Lane {
 #pragma unroll
         for (u32 u = 0; u < P::UNITS; u += 2) load16(slot + u * 256, v[u], v[u + 1]);
 #pragma unroll
-        for (u32 u = 0; u < P::UNITS; u += 2) there &= thread % 8 != 7 || v[u + 1] == step;
+        for (u32 u = 0; u < P::UNITS; u += 2) there &= thread % 8 != 7 || v[u + 1] == (step ^ kind);
         return there;
     }
 };

@@ -1,7 +1,7 @@
 //! phalanx's own GPU kernels: their images, and loading them.
 //!
-//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`, and
-//! `norm.cu` (a sum of rows with what follows it).
+//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`,
+//! `messages.cu`, and `norm.cu` (a sum of rows with what follows it).
 //! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
 //! Users need no compiler.
 //!
@@ -39,13 +39,15 @@ macro_rules! images {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum KernelModule {
     Move,
+    /// What sends and receives messages.
+    Messages,
     Reduce(DType),
     /// A sum of rows with what follows it, of f16 or bf16.
     Norm(DType),
 }
 
 /// Number of modules.
-pub(crate) const MODULES: usize = 17;
+pub(crate) const MODULES: usize = 18;
 
 impl KernelModule {
     /// Its place among all modules.
@@ -55,12 +57,14 @@ impl KernelModule {
             KernelModule::Reduce(dtype) => 1 + usize::from(dtype.code()),
             KernelModule::Norm(DType::Bf16) => 15,
             KernelModule::Norm(_) => 16,
+            KernelModule::Messages => 17,
         }
     }
 
     fn images(self) -> Images {
         match self {
             KernelModule::Move => images!("move"),
+            KernelModule::Messages => images!("messages"),
             KernelModule::Norm(DType::Bf16) => images!("norm_bf16"),
             KernelModule::Norm(_) => images!("norm_f16"),
             KernelModule::Reduce(dtype) => match dtype {
@@ -88,6 +92,7 @@ impl KernelModule {
     fn kernels(self) -> Vec<String> {
         match self {
             KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
+            KernelModule::Messages => ["ll", "ll128"].map(|protocol| format!("phalanx_messages_{protocol}")).into(),
             KernelModule::Reduce(dtype) => ["reduce_ll", "reduce_ll128", "two_hops_ll", "two_hops_ll128"]
                 .map(|kernel| format!("phalanx_{kernel}_{}", dtype.name()))
                 .into(),

@@ -165,6 +165,14 @@ fn fused(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorithm> {
     (topology.nvlink && bytes > 0 && is_wanted).then_some(algorithm)
 }
 
+impl GpuTopology {
+    /// The protocol of messages and of rows of several KiB.
+    pub fn protocol_of_rows(&self) -> Protocol {
+        let forced = self.algorithm.forced().map(|(protocol, _)| protocol);
+        if self.nvlink { forced.unwrap_or(Protocol::Ll128) } else { Protocol::Ll }
+    }
+}
+
 /// Whether a call that only own kernels could carry out, for its type, is empty on all ranks.
 pub(crate) fn is_empty_of_own_type(call: &Call<'_>) -> bool {
     use Operation::*;

@@ -1,13 +1,14 @@
 //! A call as a kernel's arguments, and its launch.
 
 use super::choose::{Algorithm, choose, factor};
+use super::messages::MessageArguments;
 use super::norm::NormArguments;
 use super::setup::Direct;
 use super::tunables::{MAX_RANKS, SPREAD, WARPS};
 use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation};
-use crate::gpu::kernels::{Kernels, check};
+use crate::gpu::kernels::{KernelModule, Kernels, check};
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
@@ -52,7 +53,8 @@ impl Arguments {
 /// A kernel with its arguments, and where it runs.
 pub(crate) struct KernelLaunch {
     pub(super) kernel: sys::CUfunction,
-    pub(super) blocks: u32,
+    /// In two dimensions.
+    pub(super) blocks: [u32; 2],
     pub(super) threads: u32,
     pub(super) stream: RawStream,
     pub(super) arguments: KernelArguments,
@@ -63,6 +65,7 @@ pub(crate) struct KernelLaunch {
 pub(super) enum KernelArguments {
     Collective(Arguments),
     Norm(NormArguments),
+    Messages(Box<MessageArguments>),
 }
 
 impl KernelArguments {
@@ -70,6 +73,7 @@ impl KernelArguments {
         match self {
             KernelArguments::Collective(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
             KernelArguments::Norm(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
+            KernelArguments::Messages(arguments) => std::ptr::from_ref(&**arguments).cast_mut().cast(),
         }
     }
 }
@@ -92,8 +96,8 @@ pub(crate) unsafe fn launch(device: &GpuDevice, launch: &KernelLaunch) -> Result
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             launch.kernel,
-            launch.blocks,
-            1,
+            launch.blocks[0],
+            launch.blocks[1],
             1,
             launch.threads,
             1,
@@ -125,7 +129,7 @@ impl Direct {
         call: &Call<'_>,
         algorithm: Algorithm,
     ) -> Result<KernelLaunch> {
-        let kernel = self.loaded(device, algorithm)?.get(algorithm.kernel());
+        let kernel = self.loaded(device, algorithm.module)?.get(algorithm.kernel());
         if let Some(norm) = &call.norm {
             return Ok(self.fused(kernel, rank, call, norm));
         }
@@ -133,7 +137,7 @@ impl Direct {
         let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
-        let (blocks, threads) = (lanes.div_ceil(warps) as u32, 32 * warps as u32);
+        let (blocks, threads) = ([lanes.div_ceil(warps) as u32, 1], 32 * warps as u32);
         let arguments = KernelArguments::Collective(arguments);
         Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, arguments })
     }
@@ -154,13 +158,13 @@ impl Direct {
         unsafe { launch(device, prepared) }
     }
 
-    fn loaded(&self, device: &GpuDevice, algorithm: Algorithm) -> Result<&Kernels> {
-        let place = &self.kernels[algorithm.module.index()];
+    pub(super) fn loaded(&self, device: &GpuDevice, module: KernelModule) -> Result<&Kernels> {
+        let place = &self.kernels[module.index()];
         match place.get() {
             Some(kernels) => Ok(kernels),
             None => {
                 let _current = device.enter();
-                let kernels = Kernels::load(self.gpu, algorithm.module)?;
+                let kernels = Kernels::load(self.gpu, module)?;
                 Ok(place.get_or_init(|| kernels))
             }
         }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `choose.rs`, `tunables.rs` | which calls go where, and by which algorithm |
 //! | `setup.rs` | memory that peers write to: allocated, exchanged, opened, given back |
-//! | `launch.rs`, `norm.rs` | a call as a kernel's arguments, and its launch |
+//! | `launch.rs`, `messages.rs`, `norm.rs` | a call as a kernel's arguments, and its launch |
 //!
 //! The kernels are in `gpu/kernels`, where `fifo.cuh` says how data travels. Three properties matter here:
 //!
@@ -16,6 +16,7 @@
 
 mod choose;
 mod launch;
+mod messages;
 mod norm;
 mod setup;
 mod tunables;

@@ -35,6 +35,9 @@ pub(crate) const ONE_HOP: usize = 768 << 10;
 pub(crate) const NORM_WARPS: usize = 18;
 pub(crate) const NORM_ROW_STEPS: usize = 36;
 
+/// Most messages of a launch (`MOST` in gpu/kernels/messages.cu).
+pub(crate) const MESSAGES: usize = 32;
+
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
 /// Lanes up to which every block has one warp, so that the blocks spread over the GPU.

@@ -1,0 +1,127 @@
+//! Messages by an own kernel (`gpu/kernels/messages.cu`): a group's sends and receives, all at once.
+
+use super::choose::{GpuAlgorithm, GpuTopology, Protocol};
+use super::launch::{KernelArguments, KernelLaunch};
+use super::setup::Direct;
+use super::tunables::{INBOX_BYTES, LONGEST, LONGEST_LL, MESSAGES, SPREAD, WARPS};
+use crate::backend::nccl::collective::Part;
+use crate::backend::nccl::device::GpuDevice;
+use crate::contract::Direction;
+use crate::gpu::kernels::KernelModule;
+use crate::types::error::Result;
+use crate::types::memory::RawStream;
+
+/// `Message` in gpu/kernels/messages.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MessageArgument {
+    start: u64,
+    bytes: u64,
+}
+
+/// `Part` in gpu/kernels/messages.cu: the messages to a peer, or from it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PartArgument {
+    remote: u64,
+    own: u64,
+    first: u32,
+    count: u32,
+    sends: u32,
+    unused: u32,
+}
+
+/// `Arguments` in gpu/kernels/messages.cu.
+#[repr(C)]
+pub(super) struct MessageArguments {
+    abort: u64,
+    parts: [PartArgument; MESSAGES],
+    messages: [MessageArgument; MESSAGES],
+}
+
+fn is_send(message: &Part) -> bool {
+    matches!(message.direction, Direction::Send(_))
+}
+
+impl Direct {
+    /// Whether an own kernel carries a message out: both its ends decide alike, by its length.
+    pub fn carries(&self, message: &Part, rank: usize) -> bool {
+        let GpuTopology { ranks, nvlink, algorithm } = self.topology;
+        let protocol = self.topology.protocol_of_rows();
+        // Among more than two, all blocks of all peers run at once.
+        let longest = match ranks {
+            _ if !nvlink => LONGEST_LL,
+            2 => LONGEST,
+            _ => protocol.lanes() / 2 * protocol.step() / (ranks - 1),
+        };
+        let is_between_two = message.bytes > 0 && message.peer != rank;
+        is_between_two && algorithm != GpuAlgorithm::Nccl && message.bytes <= longest
+    }
+
+    /// The launches that carry messages out. Each has all its messages under way at once.
+    pub fn prepare_messages(&self, device: &GpuDevice, rank: usize, messages: &[Part]) -> Result<Vec<KernelLaunch>> {
+        let mut streams: Vec<RawStream> = Vec::new();
+        for message in messages {
+            if !streams.contains(&message.stream) {
+                streams.push(message.stream);
+            }
+        }
+        // Kernels on several streams follow one another. What is sent first waits for nothing but its room.
+        let phases: &[&[bool]] = if streams.len() > 1 { &[&[true], &[false]] } else { &[&[true, false]] };
+        let mut launches = Vec::new();
+        for (phase, stream) in phases.iter().flat_map(|phase| streams.iter().map(move |stream| (phase, stream))) {
+            let is_now = |message: &&Part| message.stream == *stream && phase.contains(&is_send(message));
+            let now: Vec<&Part> = messages.iter().filter(is_now).collect();
+            for some in now.chunks(MESSAGES) {
+                launches.push(self.message_launch(device, rank, some)?);
+            }
+        }
+        Ok(launches)
+    }
+
+    fn message_launch(&self, device: &GpuDevice, rank: usize, messages: &[&Part]) -> Result<KernelLaunch> {
+        let protocol = self.topology.protocol_of_rows();
+        let kernels = self.loaded(device, KernelModule::Messages)?;
+        let (arguments, parts) = self.message_arguments(rank, messages);
+        let longest = messages.iter().map(|message| message.bytes).max().unwrap_or(0);
+        let lanes = longest.div_ceil(protocol.step()).clamp(1, protocol.lanes() / 2);
+        let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
+        Ok(KernelLaunch {
+            kernel: kernels.get(usize::from(protocol == Protocol::Ll128)),
+            blocks: [lanes.div_ceil(warps) as u32, parts as u32],
+            threads: 32 * warps as u32,
+            stream: messages[0].stream,
+            arguments: KernelArguments::Messages(Box::new(arguments)),
+        })
+    }
+
+    /// The arguments, and the number of parts: first those that send.
+    fn message_arguments(&self, rank: usize, messages: &[&Part]) -> (MessageArguments, usize) {
+        let (mut parts, mut buffers) = ([PartArgument::default(); MESSAGES], [MessageArgument::default(); MESSAGES]);
+        let (mut count, mut first) = (0, 0);
+        for (sends, peer) in [true, false].iter().flat_map(|sends| (0..self.topology.ranks).map(move |peer| (*sends, peer))) {
+            let before = first;
+            for message in messages.iter().filter(|message| message.peer == peer && is_send(message) == sends) {
+                let start = match message.direction {
+                    Direction::Send(source) => source.addr(),
+                    Direction::Recv(target) => target.addr(),
+                };
+                buffers[first] = MessageArgument { start: start as u64, bytes: message.bytes as u64 };
+                first += 1;
+            }
+            if first > before {
+                let place = if peer < rank { peer } else { peer - 1 };
+                parts[count] = PartArgument {
+                    remote: self.inboxes[peer],
+                    own: self.own + (place * INBOX_BYTES) as u64,
+                    first: before as u32,
+                    count: (first - before) as u32,
+                    sends: u32::from(sends),
+                    unused: 0,
+                };
+                count += 1;
+            }
+        }
+        (MessageArguments { abort: self.abort_word(), parts, messages: buffers }, count)
+    }
+}
