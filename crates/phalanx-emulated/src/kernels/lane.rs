@@ -102,7 +102,8 @@ impl<'a> Lane<'a> {
     ) -> Lane<'a> {
         let none = [0; MAX_RANKS];
         let (sent, received, acked) = (none, none, none);
-        let mut lane = Lane { number, protocol, is_aborted: false, sent, received, acked, peers, grid, kind: 0 };
+        let mut lane =
+            Lane { number, protocol, is_aborted: false, sent, received, acked, peers, grid, kind: 0 };
         for (peer, (own, _)) in peers.iter().enumerate().filter_map(|(n, peer)| Some((n, (*peer)?))) {
             let [sent, received, acked, credit] = protocol.numbers(own, number);
             (lane.sent[peer], lane.received[peer]) = (sent.load(Relaxed), received.load(Relaxed));

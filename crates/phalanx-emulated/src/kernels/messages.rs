@@ -59,7 +59,8 @@ impl Arguments {
         for part in &self.parts[..parts] {
             range("the kernel's inbox", part.own, INBOX).check(when);
             range("the kernel's inbox at a peer", part.remote, INBOX).check(when);
-            let role = if part.sends == 0 { "the kernel's receive buffer" } else { "the kernel's send buffer" };
+            let role =
+                if part.sends == 0 { "the kernel's receive buffer" } else { "the kernel's send buffer" };
             for message in self.messages(part) {
                 range(role, message.buffer, message.bytes as usize).check(when);
             }

@@ -29,6 +29,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/shapes", shapes),
     Scenario::rank("own_kernels/long", long),
     Scenario::rank("own_kernels/graphs", graphs),
+    Scenario::rank("own_kernels/messages", messages_of_all_sizes),
+    Scenario::rank("own_kernels/exchanges", exchanges),
     Scenario::rank("own_kernels/streams", on_streams),
     Scenario::rank("own_kernels/synced", synced),
     Scenario::rank("own_kernels/crossed", crossed),
@@ -42,7 +44,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
 type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
 
-const WORLDS: [Worlds; 9] = [
+const WORLDS: [Worlds; 11] = [
     (
         "shapes",
         &[
@@ -65,6 +67,11 @@ const WORLDS: [Worlds; 9] = [
         ],
     ),
     ("graphs", &[("ll", "threads", 2), ("ll128", "processes", 3), ("auto", "threads", 4)]),
+    (
+        "messages",
+        &[("ll", "threads", 2), ("auto", "processes", 2), ("ll128", "processes", 3), ("auto", "threads", 4)],
+    ),
+    ("exchanges", &[("ll", "processes", 2), ("ll128", "threads", 3), ("auto", "threads", 4)]),
     ("streams", &[("ll", "processes", 2), ("ll128", "threads", 4)]),
     ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
@@ -344,6 +351,93 @@ fn graphs(comm: Comm, _: &[String]) -> Outcome {
         let gathered: Vec<u32> = (0..ranks).flat_map(|rank| vec![value(rank); 100]).collect();
         same("all", &download(&comm, all)?, &gathered)?;
         same("broadcast", &download(&comm, long)?, &[value(1); 70_000])?;
+    }
+    done()
+}
+
+/// Messages around the sizes of steps, and longer than a FIFO, each way for itself and both at once.
+fn messages_of_all_sizes(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let most = if comm.world_size() > 2 { 200_000 } else { 3_000_000 };
+    for (len, shift) in [(1, 3), (959, 1), (961, 2), (4099, 0), (100_000, 1), (most, 0)] {
+        let values = |from: usize| random::values::<u8>((len + from) as u64, len);
+        let what = |how: &str| format!("{len} bytes at {shift}, {how}");
+        let part = shift..shift + len;
+        let send = shifted(&comm, &values(rank), shift)?;
+        // In a group: both ways at once.
+        let mut recv = shifted(&comm, &vec![3u8; len], shift)?;
+        let (from, mut to) = (send.slice(part.clone()), recv.slice_mut(part.clone()));
+        must(
+            "ring",
+            comm.group(|g| {
+                g.send(&from, next)?;
+                g.recv(&mut to, before)
+            }),
+        )?;
+        same(what("both ways"), &unshifted(&comm, &recv, shift)?, &values(before))?;
+        // One after another: rank 0 sends first, and the others receive first.
+        let mut recv = shifted(&comm, &vec![3u8; len], shift)?;
+        for sends in [rank == 0, rank != 0] {
+            if sends {
+                must("send", comm.send(&send.slice(part.clone()), next))?;
+            } else {
+                must("recv", comm.recv(&mut recv.slice_mut(part.clone()), before))?;
+            }
+        }
+        same(what("one way"), &unshifted(&comm, &recv, shift)?, &values(before))?;
+        // A collective between.
+        let mut sum = shifted(&comm, &[rank as u8 + 1], 0)?;
+        must("all_reduce", comm.all_reduce_in_place(&mut sum.slice_mut(..1), ReduceOp::Sum))?;
+        same(what("between"), &unshifted(&comm, &sum, 0)?, &[(ranks * (ranks + 1) / 2) as u8])?;
+    }
+    done()
+}
+
+/// Several messages of a pair in a group, where the other side makes them one by one; blocks of unlike lengths, also in place.
+fn exchanges(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let lens = [10, 5000, 0, 70_000, 1, 300];
+    let values =
+        |from: usize, number: usize| random::values::<u32>((100 * from + number) as u64, lens[number]);
+    let upload = |values: &[u32]| stream(&comm).clone_htod(values).context(|| "upload".into());
+    let peer = rank ^ 1;
+    if peer < ranks {
+        let sent = (0..6).map(|number| upload(&values(rank, number))).collect::<Result<Vec<_>, _>>()?;
+        let mut received =
+            lens.map(|len| upload(&vec![0; len])).into_iter().collect::<Result<Vec<_>, _>>()?;
+        if rank % 2 == 0 {
+            let grouped = comm.group(|g| {
+                received.iter_mut().try_for_each(|buffer| g.recv(buffer, peer))?;
+                sent.iter().try_for_each(|buffer| g.send(buffer, peer))
+            });
+            must("group", grouped)?;
+        } else {
+            for buffer in &mut received {
+                must("recv", comm.recv(buffer, peer))?;
+            }
+            for buffer in &sent {
+                must("send", comm.send(buffer, peer))?;
+            }
+        }
+        for (number, buffer) in received.iter().enumerate() {
+            same(format!("message {number}"), &download(&comm, buffer)?, &values(peer, number))?;
+        }
+    }
+    for round in 0..3 {
+        // Rank i sends rank j so many; some are too long for a kernel, and some are empty.
+        let count = |i: usize, j: usize| [3, 0, 9000, 130_000][(i + j + round) % 4];
+        let block = |i: usize, j: usize| random::values::<u32>((1000 * i + j + round) as u64, count(i, j));
+        let counts = |of: &dyn Fn(usize) -> usize| (0..ranks).map(of).collect::<Vec<_>>();
+        let (sends, receives) = (counts(&|j| count(rank, j)), counts(&|i| count(i, rank)));
+        let send = upload(&(0..ranks).flat_map(|j| block(rank, j)).collect::<Vec<_>>())?;
+        let expected: Vec<u32> = (0..ranks).flat_map(|i| block(i, rank)).collect();
+        let mut recv = upload(&vec![0; expected.len()])?;
+        must("all_to_all_v", comm.all_to_all_v(&send, &sends, &mut recv, &receives))?;
+        same("all_to_all_v", &download(&comm, &recv)?, &expected)?;
+        let mut both = send;
+        must("in place", comm.all_to_all_v_in_place(&mut both, &sends))?;
+        same("all_to_all_v in place", &download(&comm, &both)?, &expected)?;
     }
     done()
 }

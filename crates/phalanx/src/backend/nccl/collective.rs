@@ -139,6 +139,18 @@ impl Communicator {
         Ok(())
     }
 
+    /// Orders what follows on the streams of own kernels that run beside the library's operations behind them.
+    pub(crate) fn rejoin(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        for launch in &needs.own_kernels {
+            self.come_after_last(launch.followed_on())?;
+        }
+        Ok(())
+    }
+
     /// Launches the own kernels that have waited for the group's end.
     ///
     /// # Safety
@@ -368,8 +380,10 @@ impl Communicator {
         if self.direct.get().is_some() {
             let (own, others): (Vec<Part>, _) =
                 parts(call, self.rank, self.ranks).into_iter().partition(|part| part.peer == self.rank);
-            if let [Part { direction: Direction::Send(from), bytes: bytes @ 1.., .. }, Part { direction: Direction::Recv(to), .. }] =
-                own[..]
+            if let [
+                Part { direction: Direction::Send(from), bytes: bytes @ 1.., .. },
+                Part { direction: Direction::Recv(to), .. },
+            ] = own[..]
             {
                 let _current = self.device.enter();
                 // SAFETY: the caller's contract: this rank's own block, as long in both buffers.
@@ -413,7 +427,8 @@ impl Communicator {
         self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }
 
-    /// Enqueues messages, all at once: by own kernels those that they carry, and then the others. In a group, the kernels wait for its end.
+    /// Enqueues messages, all at once: by own kernels those that they carry, and the others beside them. In a group, the kernels wait for its
+    /// end.
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
@@ -423,14 +438,22 @@ impl Communicator {
         #[cfg_attr(not(feature = "nccl"), expect(unused))] is_grouped: bool,
         #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
     ) -> Result<Progress> {
+        #[cfg_attr(not(feature = "nccl"), expect(unused_mut))]
+        let mut own_streams: Vec<RawStream> = Vec::new();
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
             let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
             parts = others;
-            let launches = direct.prepare_messages(&self.device, self.rank, &own)?;
+            let mut launches = direct.prepare_messages(&self.device, self.rank, &own)?;
+            if !parts.is_empty() && !launches.is_empty() {
+                let side = direct.side(&self.device)?;
+                self.adopt(side)?;
+                launches.iter_mut().for_each(|launch| launch.beside(side));
+            }
             if is_grouped {
                 needs.own_kernels.extend(launches);
             } else {
+                own_streams.extend(launches.iter().map(KernelLaunch::followed_on));
                 for launch in &launches {
                     // SAFETY: the caller's contract.
                     unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) }?;
@@ -440,9 +463,14 @@ impl Communicator {
                 return Ok(Progress::Enqueued);
             }
         }
-        parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
+        if own_streams.is_empty() {
+            parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
+        }
         // SAFETY: the caller's contract.
-        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
+        let exchanged =
+            self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))?;
+        own_streams.into_iter().try_for_each(|stream| self.come_after_last(stream))?;
+        Ok(exchanged)
     }
 
     /// Enqueues one message. An empty one is skipped on both sides.

@@ -68,6 +68,7 @@ impl EnqueuedOperation {
 
     /// Orders its stream behind those of the group's operations before.
     pub fn come_after_last(&self) -> Result<()> {
+        self.communicator.rejoin(&self.needs)?;
         self.communicator.come_after_last(self.stream)
     }
 

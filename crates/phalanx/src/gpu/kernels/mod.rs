@@ -92,7 +92,9 @@ impl KernelModule {
     fn kernels(self) -> Vec<String> {
         match self {
             KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
-            KernelModule::Messages => ["ll", "ll128"].map(|protocol| format!("phalanx_messages_{protocol}")).into(),
+            KernelModule::Messages => {
+                ["ll", "ll128"].map(|protocol| format!("phalanx_messages_{protocol}")).into()
+            }
             KernelModule::Reduce(dtype) => ["reduce_ll", "reduce_ll128", "two_hops_ll", "two_hops_ll128"]
                 .map(|kernel| format!("phalanx_{kernel}_{}", dtype.name()))
                 .into(),

@@ -57,7 +57,21 @@ pub(crate) struct KernelLaunch {
     pub(super) blocks: [u32; 2],
     pub(super) threads: u32,
     pub(super) stream: RawStream,
+    /// The stream beside whose work it runs, if that is not its own: behind what was enqueued there before.
+    pub(super) beside: Option<RawStream>,
     pub(super) arguments: KernelArguments,
+}
+
+impl KernelLaunch {
+    /// Runs beside the library's part of the same group, on this stream, so that neither waits for the other.
+    pub fn beside(&mut self, side: &GpuStream) {
+        self.beside = Some(std::mem::replace(&mut self.stream, side.raw()));
+    }
+
+    /// Where what follows it is enqueued.
+    pub fn followed_on(&self) -> RawStream {
+        self.beside.unwrap_or(self.stream)
+    }
 }
 
 /// A kernel's one parameter.
@@ -139,7 +153,7 @@ impl Direct {
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         let (blocks, threads) = ([lanes.div_ceil(warps) as u32, 1], 32 * warps as u32);
         let arguments = KernelArguments::Collective(arguments);
-        Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, arguments })
+        Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, beside: None, arguments })
     }
 
     /// Enqueues a launch, behind the kernels before.
@@ -153,7 +167,10 @@ impl Direct {
         prepared: &KernelLaunch,
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
-        self.come_after(device, prepared.stream, stream_of)?;
+        match prepared.beside {
+            None => self.come_after(device, prepared.stream, stream_of)?,
+            Some(main) => self.leave(device, main, prepared.stream, stream_of)?,
+        }
         // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
         unsafe { launch(device, prepared) }
     }
@@ -168,6 +185,25 @@ impl Direct {
                 Ok(place.get_or_init(|| kernels))
             }
         }
+    }
+
+    /// Makes a stream go on from here beside another, which has come after the kernels before.
+    fn leave(
+        &self,
+        device: &GpuDevice,
+        main: RawStream,
+        side: RawStream,
+        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+    ) -> Result<()> {
+        self.come_after(device, main, &stream_of)?;
+        if let (Some(from), Some(to)) = (stream_of(main), stream_of(side)) {
+            let _current = device.enter();
+            let event = GpuEvent::new(device)?;
+            event.record(&from)?;
+            event.hold(&to)?;
+        }
+        lock(&self.order).last = Some(side);
+        Ok(())
     }
 
     /// Orders the next kernel behind the last one, if that is on another stream.

@@ -59,7 +59,12 @@ impl Direct {
     }
 
     /// The launches that carry messages out. Each has all its messages under way at once.
-    pub fn prepare_messages(&self, device: &GpuDevice, rank: usize, messages: &[Part]) -> Result<Vec<KernelLaunch>> {
+    pub fn prepare_messages(
+        &self,
+        device: &GpuDevice,
+        rank: usize,
+        messages: &[Part],
+    ) -> Result<Vec<KernelLaunch>> {
         let mut streams: Vec<RawStream> = Vec::new();
         for message in messages {
             if !streams.contains(&message.stream) {
@@ -69,7 +74,9 @@ impl Direct {
         // Kernels on several streams follow one another. What is sent first waits for nothing but its room.
         let phases: &[&[bool]] = if streams.len() > 1 { &[&[true], &[false]] } else { &[&[true, false]] };
         let mut launches = Vec::new();
-        for (phase, stream) in phases.iter().flat_map(|phase| streams.iter().map(move |stream| (phase, stream))) {
+        for (phase, stream) in
+            phases.iter().flat_map(|phase| streams.iter().map(move |stream| (phase, stream)))
+        {
             let is_now = |message: &&Part| message.stream == *stream && phase.contains(&is_send(message));
             let now: Vec<&Part> = messages.iter().filter(is_now).collect();
             for some in now.chunks(MESSAGES) {
@@ -91,17 +98,22 @@ impl Direct {
             blocks: [lanes.div_ceil(warps) as u32, parts as u32],
             threads: 32 * warps as u32,
             stream: messages[0].stream,
+            beside: None,
             arguments: KernelArguments::Messages(Box::new(arguments)),
         })
     }
 
     /// The arguments, and the number of parts: first those that send.
     fn message_arguments(&self, rank: usize, messages: &[&Part]) -> (MessageArguments, usize) {
-        let (mut parts, mut buffers) = ([PartArgument::default(); MESSAGES], [MessageArgument::default(); MESSAGES]);
+        let (mut parts, mut buffers) =
+            ([PartArgument::default(); MESSAGES], [MessageArgument::default(); MESSAGES]);
         let (mut count, mut first) = (0, 0);
-        for (sends, peer) in [true, false].iter().flat_map(|sends| (0..self.topology.ranks).map(move |peer| (*sends, peer))) {
+        for (sends, peer) in
+            [true, false].iter().flat_map(|sends| (0..self.topology.ranks).map(move |peer| (*sends, peer)))
+        {
             let before = first;
-            for message in messages.iter().filter(|message| message.peer == peer && is_send(message) == sends) {
+            for message in messages.iter().filter(|message| message.peer == peer && is_send(message) == sends)
+            {
                 let start = match message.direction {
                     Direction::Send(source) => source.addr(),
                     Direction::Recv(target) => target.addr(),

@@ -59,7 +59,14 @@ fn launch(kernel: CUfunction, call: &Call<'_>, norm: &RmsNorm, arguments: NormAr
     let warps = if steps <= NORM_WARPS { steps } else { steps.div_ceil(2) };
     let blocks = arguments.rows.min((LL128_LANES / warps) as u32).max(1);
     let (threads, stream) = (32 * warps as u32, call.stream);
-    KernelLaunch { kernel, blocks: [blocks, 1], threads, stream, arguments: KernelArguments::Norm(arguments) }
+    KernelLaunch {
+        kernel,
+        blocks: [blocks, 1],
+        threads,
+        stream,
+        beside: None,
+        arguments: KernelArguments::Norm(arguments),
+    }
 }
 
 /// The norm of a sum that is complete: `send` of the call.

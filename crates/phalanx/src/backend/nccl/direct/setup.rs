@@ -4,6 +4,7 @@ use super::choose::{GpuAlgorithm, GpuTopology};
 use super::launch::Order;
 use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice, PinnedMemory};
+use crate::buffer::stream::GpuStream;
 use crate::control::host_channel::HostChannel;
 use crate::gpu::cuda::{driver, gpu_ids};
 use crate::gpu::kernels::{Kernels, MODULES, check, during_captures, generation};
@@ -79,6 +80,8 @@ pub(crate) struct Direct {
     abort_word: PinnedMemory,
     pub(super) kernels: [OnceLock<Kernels>; MODULES],
     pub(super) order: Mutex<Order>,
+    /// Where own kernels run beside the library's operations of the same group.
+    side: OnceLock<GpuStream>,
 }
 
 impl Direct {
@@ -135,6 +138,15 @@ impl Direct {
         direct.topology.nvlink = able.iter().all(|[_, nvlink]| *nvlink != 0);
         crate::os::log::debug!(rank, nvlink = direct.topology.nvlink, "own GPU kernels are ready");
         Ok(Some(direct))
+    }
+
+    /// The stream for kernels that run beside the library's operations of the same group.
+    pub fn side(&self, device: &GpuDevice) -> Result<&GpuStream> {
+        if let Some(side) = self.side.get() {
+            return Ok(side);
+        }
+        let side = during_captures(|| device.new_stream())?;
+        Ok(self.side.get_or_init(|| side))
     }
 
     /// Makes the kernels that run, and all that follow, leave.
@@ -333,6 +345,7 @@ impl Begun {
             abort_word: self.abort_word,
             kernels: [const { OnceLock::new() }; MODULES],
             order: Mutex::default(),
+            side: OnceLock::new(),
         }
     }
 
