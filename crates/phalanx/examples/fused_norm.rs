@@ -43,18 +43,19 @@ fn measure(comm: Comm) -> Result<Vec<Times>> {
     let nccl = comm.nccl().expect("NCCL");
     // SAFETY: all work is on one stream.
     unsafe { nccl.context().disable_event_tracking() };
-    // NCCL's own memory is ordered by this stream, too.
-    let stream = comm.cuda_stream().expect("a GPU").clone();
+    let stream = nccl.context().new_stream()?;
     let mut times = Vec::new();
     for (hidden, tokens) in HIDDEN.iter().flat_map(|hidden| TOKENS.map(|tokens| (*hidden, tokens))) {
         let len = hidden * tokens;
         let weight = stream.clone_htod(&vec![bf16::ONE; hidden])?;
         let mut residual = stream.alloc_zeros::<bf16>(len)?;
         let (plain, mut output) = (stream.alloc_zeros::<bf16>(len)?, stream.alloc_zeros::<bf16>(len)?);
-        let mut normed = normed(&comm, &stream, &plain, &mut residual, &weight, &mut output)?;
+        let mut both = normed(&comm, &stream, &plain, &mut residual, &weight, &mut output)?;
         // NCCL may be faster between windows.
-        let (window, mut output) = (nccl.alloc::<bf16>(len)?, nccl.alloc::<bf16>(len)?);
-        normed = normed.min(self::normed(&comm, &stream, &window, &mut residual, &weight, &mut output)?);
+        let on_stream = comm.on(&stream)?;
+        let on_stream = on_stream.nccl().expect("NCCL");
+        let (window, mut output) = (on_stream.alloc::<bf16>(len)?, on_stream.alloc::<bf16>(len)?);
+        both = both.min(normed(&comm, &stream, &window, &mut residual, &weight, &mut output)?);
         let mut bytes = stream.clone_htod(&vec![F8E4M3::from_f32(0.0); len])?;
         let mut scales = stream.alloc_zeros::<f32>(tokens)?;
         let quantised = timed(&comm, &stream, || {
@@ -62,7 +63,7 @@ fn measure(comm: Comm) -> Result<Vec<Times>> {
             let nccl = nccl.nccl().expect("NCCL");
             nccl.all_reduce_rms_norm_quantized(&plain, &mut residual, &weight, 1e-6, &mut bytes, &mut scales)
         })?;
-        times.push(Times { normed, quantised });
+        times.push(Times { normed: both, quantised });
     }
     comm.finalize()?;
     Ok(times)

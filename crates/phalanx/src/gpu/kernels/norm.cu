@@ -227,7 +227,7 @@ template <u32 STEPS, bool SUMS> static __device__ void normalise(const NormArgum
         }
         if (SUMS) rows.learn();
         if (SUMS && STEPS > 1 && following < a.rows) rows.send(next, rows.row + 1);
-        if (rows.lane.aborted) return;
+        if (SUMS && rows.lane.aborted) return;
         __syncthreads();
         float all = 0;
 #pragma unroll 1
