@@ -29,7 +29,7 @@ use burn::train::{
 use clap::Parser;
 use phalanx_burn::learner::{FromRank0, Silent};
 use phalanx_burn::{Error, Ranks, Result, Shard, Uneven};
-use shared::{Digit, Net, digits, tensors};
+use shared::{Digit, Net, Place, digits, tensors};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,9 +37,8 @@ use std::process::ExitCode;
 #[derive(Parser, Clone)]
 #[command(args_override_self = true)]
 struct Options {
-    /// Ranks as threads of this process. Without it, the launcher's ranks; or one.
-    #[arg(long)]
-    ranks: Option<usize>,
+    #[command(flatten)]
+    place: Place,
     /// Times that the training goes over the digits, at most.
     #[arg(long, default_value_t = 20)]
     epochs: usize,
@@ -170,5 +169,5 @@ fn train(ranks: Ranks, options: &Options) -> Result<()> {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    shared::on_ranks(options.ranks, |ranks| train(ranks, &options))
+    options.place.run(|comm| train(Ranks::new(comm)?, &options))
 }

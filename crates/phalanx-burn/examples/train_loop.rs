@@ -22,7 +22,7 @@ use phalanx::{Comm, ReduceOp};
 use phalanx_burn::{Error, Ranks, Result};
 use phalanx_train::elastic::{Model, Recovery, Trainer};
 use phalanx_train::mesh::part;
-use shared::{Digit, Net, digits, tensors};
+use shared::{Digit, Net, Place, device, digits, tensors};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -30,9 +30,8 @@ use std::time::Instant;
 #[derive(Parser, Clone)]
 #[command(args_override_self = true)]
 struct Options {
-    /// Ranks as threads of this process. Without it, the launcher's ranks; or one.
-    #[arg(long)]
-    ranks: Option<usize>,
+    #[command(flatten)]
+    place: Place,
     /// Steps.
     #[arg(long, default_value_t = 600)]
     steps: u64,
@@ -72,7 +71,7 @@ impl Training<'_> {
     /// The ranks of a communicator, which others have after a loss.
     fn ranks(&mut self, comm: &Comm) -> Result<Ranks> {
         if self.ranks.is_none() {
-            self.ranks = comm.split(Some(0), 0)?.map(Ranks::new);
+            self.ranks = comm.split(Some(0), 0)?.map(Ranks::new).transpose()?;
         }
         Ok(self.ranks.clone().expect("all ranks have the same colour"))
     }
@@ -94,6 +93,8 @@ impl Training<'_> {
         if let Some(gradients) = ranks.average_by(own, mine.len() as f64, &self.net)? {
             self.net = self.optimizer.step(3e-3, self.net.clone(), gradients);
         }
+        // On a GPU, a lost rank is found here, and not in a copy of the state.
+        ranks.sync()?;
         if (step + 1).is_multiple_of(50) {
             ranks.comm().all_reduce_in_place(&mut loss_sum, ReduceOp::Sum)?;
             if ranks.rank() == 0 {
@@ -157,7 +158,7 @@ fn refused(error: RecordError) -> Error {
 
 fn train(comm: Comm, options: &Options) -> Result<()> {
     let (digits, others) = digits();
-    let device = Device::flex().autodiff();
+    let device = device(&comm).autodiff();
     device.seed(1);
     let net = Net::new(&device);
     let mut training = Training {
@@ -191,15 +192,5 @@ fn train(comm: Comm, options: &Options) -> Result<()> {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let run = || match options.ranks {
-        None => train(phalanx::init()?, &options),
-        Some(ranks) => phalanx::run(ranks, |comm| train(comm, &options))?.into_iter().collect(),
-    };
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    options.place.run(|comm| train(comm, &options))
 }

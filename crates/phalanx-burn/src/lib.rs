@@ -1,4 +1,4 @@
-//! burn's modules on many ranks: parameters from rank 0, gradients averaged, on threads, processes and hosts.
+//! burn's modules on many ranks: parameters from rank 0, gradients averaged, on threads, processes and hosts, CPUs and NVIDIA's GPUs.
 //!
 //! A training of one's own has one line more:
 //!
@@ -16,13 +16,17 @@
 //! |---|---|
 //! | parameters and statistics of rank 0 | [`Ranks::broadcast`] |
 //! | gradients averaged, by the number of samples if it differs | [`Ranks::average`], [`Ranks::average_by`] |
-//! | the norm of all gradients together bounded | [`clip`] |
+//! | the norm of all gradients together bounded | [`Ranks::clip`] |
 //! | statistics of batch normalization over all ranks | [`Ranks::average_statistics`] |
 //! | a rank's part of a data set | [`Shard`] |
 //! | burn's `Learner` on ranks | [`learner`], with the feature `train` |
 //!
 //! Not offered: optimiser states split among ranks, and parts of layers on different ranks. burn's optimisers see whole parameters.
 
+mod elements;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+mod gpu;
 mod gradients;
 mod layout;
 #[cfg(feature = "train")]
@@ -31,7 +35,6 @@ mod module;
 mod ranks;
 mod shard;
 
-pub use gradients::clip;
 pub use phalanx_train::{Error, Result};
 pub use ranks::Ranks;
 pub use shard::{Shard, Uneven};

@@ -1,5 +1,8 @@
 //! [`Ranks::broadcast`]: rank 0's module on all ranks; and running statistics.
 
+use crate::elements::Elements;
+#[cfg(feature = "cuda")]
+use crate::gpu::Collective;
 use crate::ranks::usage;
 use crate::{Ranks, Result};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -20,22 +23,25 @@ impl Ranks {
     /// [`Error::Usage`](crate::Error::Usage) for quantized parameters, before anything is sent. phalanx's errors.
     pub fn broadcast<M: Module>(&self, module: M) -> Result<M> {
         settle(&module);
-        let mut values = Values::default();
+        let mut values = Values { ranks: self, values: Vec::new(), is_quantized: false };
         module.visit(&mut values);
-        if values.0.iter().any(|data| matches!(data.dtype(), DType::QFloat(_))) {
+        let Values { mut values, is_quantized, .. } = values;
+        if is_quantized {
             return usage("a quantized parameter cannot be broadcast; broadcast first, then quantize".into());
         }
         self.agree(&module)?;
-        for data in &mut values.0 {
-            let sent = TensorData::with_bytes_mut([data], |bytes| {
+        #[cfg(feature = "cuda")]
+        self.exchange_on_gpu(Collective::Rank0sToAll, &values)?;
+        let in_host_memory = values.iter_mut().filter_map(Elements::host_mut);
+        in_host_memory.into_iter().try_for_each(|data| {
+            TensorData::with_bytes_mut([data], |bytes| {
                 bytes.into_iter().try_for_each(|bytes| self.comm().broadcast_in_place(&mut bytes[..], 0))
-            });
-            sent?;
-        }
+            })
+        })?;
         if self.rank() == 0 {
             return Ok(module);
         }
-        Ok(module.map(&mut Placed(values.0.into_iter())))
+        Ok(module.map(&mut Placed(values.into_iter())))
     }
 
     /// The module with the running statistics of batch normalization that all ranks' batches together give. Collective; once an epoch, say,
@@ -80,40 +86,55 @@ fn settle<M: Module>(module: &M) {
 
 /// The values of all tensors, in the order of the traversal. Ranks as threads may share running statistics, which are locked during a
 /// traversal: nothing is sent meanwhile.
-#[derive(Default)]
-struct Values(Vec<TensorData>);
+struct Values<'a> {
+    ranks: &'a Ranks,
+    values: Vec<Elements>,
+    is_quantized: bool,
+}
 
-impl ModuleVisitor for Values {
+impl ModuleVisitor for Values<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.base().without_autodiff().into_data());
+        let value = param.base().without_autodiff();
+        if matches!(value.dtype(), DType::QFloat(_)) {
+            self.is_quantized = true;
+        } else {
+            self.values.push(Elements::of(self.ranks, value, 1.0));
+        }
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.0.push(param.base().into_data());
+        self.values.push(Elements::Host(param.base().into_data()));
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.0.push(param.base().into_data());
+        self.values.push(Elements::Host(param.base().into_data()));
     }
 }
 
 /// The same values, in the tensors' place.
-struct Placed(IntoIter<TensorData>);
+struct Placed(IntoIter<Elements>);
 
 impl Placed {
-    fn next(&mut self) -> TensorData {
+    fn next(&mut self) -> Elements {
         self.0.next().expect("as many as were collected")
+    }
+
+    fn next_on_host(&mut self) -> TensorData {
+        self.next().into_host().expect("whole numbers and booleans are sent from host memory")
     }
 }
 
 impl ModuleMapper for Placed {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let data = self.next();
-        param.map(|old| like(&old, data))
+        let elements = self.next();
+        param.map(|old| {
+            let new = elements.place(old.shape(), &old.device().without_autodiff(), old.dtype());
+            like(&old, new)
+        })
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let data = self.next();
+        let data = self.next_on_host();
         param.map(|old| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&old.device(), dtype))
@@ -121,15 +142,13 @@ impl ModuleMapper for Placed {
     }
 
     fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        let data = self.next();
+        let data = self.next_on_host();
         param.map(|old| Tensor::from_data(data, &old.device()))
     }
 }
 
-/// Other values in a tensor's place: on its device, with its gradient's fate and its checkpointing.
-fn like<const D: usize>(old: &Tensor<D>, data: TensorData) -> Tensor<D> {
-    let dtype = data.dtype();
-    let new = Tensor::from_data(data, (&old.device().without_autodiff(), dtype));
+/// Another tensor in a tensor's place, with its gradient's fate and its checkpointing.
+fn like<const D: usize>(old: &Tensor<D>, new: Tensor<D>) -> Tensor<D> {
     match old.gradient_checkpointing_strategy() {
         None => new,
         Some(strategy) => new
@@ -184,7 +203,8 @@ impl ModuleMapper for Statistics {
         let Some(value) = self.averaged.remove(&self.path.join(".")) else { return param };
         param.map(|old| {
             let data = TensorData::new(value, old.shape()).convert_dtype(old.dtype());
-            like(&old, data)
+            let new = Tensor::from_data(data, (&old.device().without_autodiff(), old.dtype()));
+            like(&old, new)
         })
     }
 }

@@ -1,7 +1,11 @@
 //! [`Ranks`]: a communicator for modules.
 
+#[cfg(feature = "cuda")]
+use crate::gpu::Gpu;
 use crate::{Error, Result};
 use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+use phalanx::BackendKind;
 use phalanx::{Comm, SharedComm};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -14,6 +18,8 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Ranks {
     comm: SharedComm,
+    #[cfg(feature = "cuda")]
+    pub(crate) gpu: Option<Gpu>,
     pub(crate) sums_in_f32: bool,
     /// Hashes of the modules that all ranks have alike.
     pub(crate) agreed: Arc<Mutex<HashSet<u64>>>,
@@ -22,12 +28,26 @@ pub struct Ranks {
 impl Ranks {
     /// The ranks of the launcher's job (`phalanx launch`, torchrun, mpirun, srun): [`phalanx::init`].
     pub fn init() -> Result<Ranks> {
-        Ok(Ranks::new(phalanx::init()?))
+        Ranks::new(phalanx::init()?)
     }
 
     /// The ranks of a communicator.
-    pub fn new(comm: Comm) -> Ranks {
-        Ranks { comm: comm.share(), sums_in_f32: false, agreed: Arc::default() }
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the driver refuses to use the rank's GPU.
+    pub fn new(comm: Comm) -> Result<Ranks> {
+        #[cfg(feature = "cuda")]
+        let gpu = comm.gpu().filter(|_| comm.backend() == BackendKind::Nccl).map(Gpu::new).transpose()?;
+        let comm = comm.share();
+        #[cfg(feature = "cuda")]
+        let comm = gpu.as_ref().map_or(Ok(comm.clone()), |gpu| gpu.place(&comm))?;
+        Ok(Ranks {
+            comm,
+            #[cfg(feature = "cuda")]
+            gpu,
+            sums_in_f32: false,
+            agreed: Arc::default(),
+        })
     }
 
     /// Runs ranks as threads of this process: what `rank` returns on each.
@@ -37,7 +57,7 @@ impl Ranks {
     /// # Errors
     /// If the ranks could not be made, or one panicked.
     pub fn run<T: Send>(count: usize, rank: impl Fn(Ranks) -> Result<T> + Sync) -> Result<Vec<Result<T>>> {
-        Ok(phalanx::run(count, |comm| rank(Ranks::new(comm)))?)
+        Ok(phalanx::run(count, |comm| rank(Ranks::new(comm)?))?)
     }
 
     /// The same ranks, which send gradients of bf16 and f16 as f32, twice as much. The same on all ranks. In shared memory sums are made in f32
@@ -57,9 +77,22 @@ impl Ranks {
         self.comm.world_size()
     }
 
-    /// Where this rank's tensors are: burn's CPU backend, flex. `device().autodiff()` is for training.
+    /// Where this rank's tensors are: with the feature `cuda` and phalanx's backend NCCL, this rank's GPU; else burn's CPU backend, flex.
+    /// `device().autodiff()` is for training.
     pub fn device(&self) -> Device {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            return gpu.device.clone();
+        }
         Device::flex()
+    }
+
+    /// Whether tensors are on a GPU.
+    pub(crate) fn has_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.gpu.is_some();
+        #[cfg(not(feature = "cuda"))]
+        return false;
     }
 
     /// A seed that differs from rank to rank, for `Device::seed` (dropout) and augmentation; what must be equal on all takes `seed` itself.
@@ -88,6 +121,11 @@ impl Ranks {
         let mut chosen = [u8::from(choice)];
         self.comm.broadcast_in_place(&mut chosen, 0)?;
         Ok(chosen[0] != 0)
+    }
+
+    /// Waits until this rank's operations are complete. On GPUs they are enqueued when their calls return, so this is where a lost rank is found.
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.comm.sync()?)
     }
 
     /// Waits until every rank has called it.

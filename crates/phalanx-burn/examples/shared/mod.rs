@@ -7,17 +7,57 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use phalanx_burn::{Ranks, Result};
+use clap::{Args, ValueEnum};
+use phalanx::{BackendKind, Comm};
+use phalanx_burn::Result;
 use std::io::Read;
 use std::process::ExitCode;
 
-/// Runs `f` on each rank: on so many threads, or else as the rank that a launcher made of this process.
-pub fn on_ranks(threads: Option<usize>, f: impl Fn(Ranks) -> Result<()> + Sync) -> ExitCode {
-    let run = || match threads {
-        None => f(Ranks::init()?),
-        Some(threads) => Ranks::run(threads, f)?.into_iter().collect(),
-    };
-    match run() {
+/// Where the ranks are.
+#[derive(Args, Clone, Copy)]
+pub struct Place {
+    /// Ranks as threads of this process. Without it, the launcher's ranks; or one.
+    #[arg(long)]
+    pub ranks: Option<usize>,
+    /// Where they compute. Without it: on GPUs, if each rank has one.
+    #[arg(long)]
+    pub device: Option<Kind>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Kind {
+    Cpu,
+    Cuda,
+}
+
+impl Place {
+    /// Runs `f` on each rank: on threads, or as the rank that a launcher made of this process.
+    pub fn run(self, f: impl Fn(Comm) -> Result<()> + Sync) -> ExitCode {
+        let builder = match self.device {
+            None => Comm::builder(),
+            Some(Kind::Cpu) => Comm::builder().backend(BackendKind::Host),
+            Some(Kind::Cuda) => Comm::builder().backend(BackendKind::Nccl),
+        };
+        let run = || match self.ranks {
+            None => f(builder.init()?),
+            Some(threads) => builder.run(threads, f)?.into_iter().collect(),
+        };
+        end(run())
+    }
+}
+
+/// Where a rank's tensors are, as `Ranks::device` says it.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "on the CPU"))]
+pub fn device(comm: &Comm) -> Device {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = comm.gpu() {
+        return Device::cuda(gpu);
+    }
+    Device::flex()
+}
+
+fn end(outcome: Result<()>) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

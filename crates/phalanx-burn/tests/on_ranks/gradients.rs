@@ -1,11 +1,11 @@
 //! Averages of gradients: which of them, by which weight, where they lie.
 
-use crate::{Case, Pair, assert_close, param, values};
+use crate::{Case, ON_GPUS, Pair, assert_close, here, param, values, widest};
 use burn::module::{Lora, Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use phalanx_burn::{Error, Ranks, Result, clip};
+use burn::tensor::{DType, Tensor, TensorData};
+use phalanx_burn::{Error, Ranks, Result};
 
 pub const CASES: &[Case] = &[
     ("gradients/weights", weights),
@@ -18,13 +18,14 @@ pub const CASES: &[Case] = &[
     ("gradients/what_is_sent", what_is_sent),
     ("gradients/in_place", in_place),
     ("gradients/clip", clipped),
+    ("gradients/without_a_wait", without_a_wait),
 ];
 
 /// Gradients of `value` for the elements of a parameter.
 fn gradient(gradients: &mut GradientsParams, param: &Param<Tensor<1>>, value: f64) {
     let data = TensorData::full_dtype(param.shape(), value, param.val().dtype());
     let dtype = data.dtype();
-    gradients.register(param.id, Tensor::<1>::from_data(data, (&Device::flex(), dtype)));
+    gradients.register(param.id, Tensor::<1>::from_data(data, (&here(), dtype)));
 }
 
 fn gradients_of(params: &[(&Param<Tensor<1>>, f64)]) -> GradientsParams {
@@ -80,14 +81,14 @@ fn frozen(ranks: &Ranks) -> Result<()> {
 
 /// A parameter that is in the module twice is averaged once.
 fn tied(ranks: &Ranks) -> Result<()> {
-    let first = param(vec![1.0; 2], [2], DType::F64);
+    let first = param(vec![1.0; 2], [2], widest());
     let pair = Pair { second: first.clone(), first };
     let loss = (pair.first.val() + pair.second.val()).sum() * (1.0 + ranks.rank() as f64);
     let gradients = ranks.average(GradientsParams::from_grads(loss.backward(), &pair), &pair)?;
     let expected = 1.0 + ranks.world_size() as f64;
     assert_close(&get(&gradients, pair.first.id).expect("a gradient"), &[expected; 2], 1e-12);
     // What is behind it is not mistaken for it.
-    let with_other = (pair, param(vec![0.0; 2], [2], DType::F64));
+    let with_other = (pair, param(vec![0.0; 2], [2], widest()));
     let mean = ranks.average(gradients_of(&[(&with_other.1, 2.0 * ranks.rank() as f64)]), &with_other)?;
     let expected = ranks.world_size() as f64 - 1.0;
     assert_close(&get(&mean, with_other.1.id).expect("a gradient"), &[expected; 2], 1e-12);
@@ -136,7 +137,7 @@ fn half_precision(ranks: &Ranks) -> Result<()> {
 
 /// Parameters of several types in one module.
 fn mixed_types(ranks: &Ranks) -> Result<()> {
-    let dtypes = [DType::F64, DType::F32, DType::F16, DType::BF16];
+    let dtypes = [widest(), DType::F32, DType::F16, DType::BF16];
     let params: Vec<Param<Tensor<1>>> = dtypes.iter().map(|dtype| param(vec![0.0; 3], [3], *dtype)).collect();
     let own = params.iter().map(|param| (param, 2.0 * ranks.rank() as f64)).collect::<Vec<_>>();
     let mean = ranks.average(gradients_of(&own), &params)?;
@@ -152,7 +153,7 @@ fn mixed_types(ranks: &Ranks) -> Result<()> {
 fn what_is_sent(_ranks: &Ranks) -> Result<()> {
     let sent = |in_f32: bool| {
         let steps = phalanx::dry_run(0, 1, |comm| -> Result<()> {
-            let ranks = if in_f32 { Ranks::new(comm).sums_in_f32() } else { Ranks::new(comm) };
+            let ranks = if in_f32 { Ranks::new(comm)?.sums_in_f32() } else { Ranks::new(comm)? };
             let pair = Pair { first: param(vec![0.0; 3], [3], DType::BF16), ..Pair::new() };
             for _ in 0..2 {
                 ranks.average(gradients_of(&[(&pair.first, 1.0)]), &pair)?;
@@ -178,7 +179,7 @@ fn in_place(ranks: &Ranks) -> Result<()> {
     let data = TensorData::full_dtype(pair.first.shape(), 1.0 + ranks.rank() as f64, DType::F64);
     let place = data.as_bytes().as_ptr();
     let mut gradients = GradientsParams::new();
-    gradients.register(pair.first.id, Tensor::<1>::from_data(data, (&Device::flex(), DType::F64)));
+    gradients.register(pair.first.id, Tensor::<1>::from_data(data, (&here(), DType::F64)));
     let mut mean = ranks.average(gradients, &pair)?;
     let data = mean.remove::<1>(pair.first.id).expect("a gradient").into_data();
     assert_eq!(data.as_bytes().as_ptr(), place, "it was copied");
@@ -196,16 +197,47 @@ fn clipped(ranks: &Ranks) -> Result<()> {
     let mut gradients = GradientsParams::new();
     for (param, numbers) in [(&pair.first, [3.0, 0.0]), (&pair.second, [4.0, 12.0])] {
         let data = TensorData::new(numbers.to_vec(), [2]);
-        gradients.register(param.id, Tensor::<1>::from_data(data, (&Device::flex(), DType::F64)));
+        gradients.register(param.id, Tensor::<1>::from_data(data, (&here(), widest())));
     }
-    assert_eq!(clip(&mut gradients, &pair, 13.0)?, 13.0);
+    assert_eq!(ranks.clip(&mut gradients, &pair, 13.0)?, 13.0);
     assert_close(&get(&gradients, pair.second.id).expect("a gradient"), &[4.0, 12.0], 0.0);
-    assert_eq!(clip(&mut gradients, &pair, 6.5)?, 13.0);
+    assert_eq!(ranks.clip(&mut gradients, &pair, 6.5)?, 13.0);
     assert_close(&get(&gradients, pair.first.id).expect("a gradient"), &[1.5, 0.0], 0.0);
     assert_close(&get(&gradients, pair.second.id).expect("a gradient"), &[2.0, 6.0], 0.0);
-    assert!(matches!(clip(&mut gradients, &pair, 0.0), Err(Error::Usage(_))));
+    assert!(matches!(ranks.clip(&mut gradients, &pair, 0.0), Err(Error::Usage(_))));
     gradient(&mut gradients, &pair.first, f64::INFINITY);
-    assert!(clip(&mut gradients, &pair, 1.0)?.is_infinite());
+    assert!(ranks.clip(&mut gradients, &pair, 1.0)?.is_infinite());
     assert_close(&get(&gradients, pair.second.id).expect("a gradient"), &[2.0, 6.0], 0.0);
     ranks.barrier()
+}
+
+/// Averages one behind the other, of gradients that are dropped at once, so that their memory is used again. What is long in the making is
+/// averaged when it is made.
+fn without_a_wait(ranks: &Ranks) -> Result<()> {
+    let (side, rounds) = if *ON_GPUS { (1024, 300) } else { (32, 10) };
+    let weight = param(vec![0.0; side * side], [side, side], DType::F32);
+    let ones = Tensor::<2>::ones([side, side], &here());
+    let mut sums = Vec::new();
+    for round in 0..rounds {
+        // All elements are (round + rank) / side.
+        let mut gradient = ones.clone() * ((round + ranks.rank()) as f64 / side as f64);
+        for _ in 0..4 {
+            gradient = gradient.matmul(ones.clone()) / side as f64;
+        }
+        let mut gradients = GradientsParams::new();
+        gradients.register(weight.id, gradient);
+        let mut mean = ranks.average(gradients, &vec![weight.clone()])?;
+        let mean = mean.remove::<2>(weight.id).expect("a gradient");
+        sums.push(mean.sum().div_scalar(side as f64));
+    }
+    ranks.sync()?;
+    let own = (ranks.world_size() as f64 - 1.0) / 2.0;
+    let expected: Vec<f64> = (0..rounds).map(|round| round as f64 + own).collect();
+    let wrong = values(&Tensor::cat(sums, 0))
+        .iter()
+        .zip(&expected)
+        .filter(|(sum, right)| (*sum - *right).abs() > 0.01 * **right)
+        .count();
+    assert_eq!(wrong, 0, "of {rounds} averages");
+    Ok(())
 }

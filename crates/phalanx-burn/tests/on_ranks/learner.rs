@@ -1,6 +1,6 @@
 //! What burn's `Learner` gets on ranks.
 
-use crate::{Case, Pair, assert_same_bits, param, values};
+use crate::{Case, Pair, assert_same_bits, param, values, widest};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -116,7 +116,7 @@ fn checkpoints(ranks: &Ranks) -> Result<()> {
     }
     ranks.comm().broadcast_in_place(&mut name, 0)?;
     let folder = std::env::temp_dir().join(format!("phalanx-burn-{}-{}", name[0], ranks.world_size()));
-    let pair = Pair { first: param(vec![ranks.rank() as f64; 2], [2], DType::F64), ..Pair::new() };
+    let pair = Pair { first: param(vec![ranks.rank() as f64; 2], [2], widest()), ..Pair::new() };
     // Only rank 0's folder is the one that is read afterwards.
     let written = if ranks.rank() == 0 { folder.clone() } else { own.path().to_owned() };
     let writer = FromRank0::new(FileCheckpointer::new(&written, "model"), ranks);

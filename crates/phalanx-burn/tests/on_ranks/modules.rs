@@ -1,11 +1,11 @@
 //! Modules on all ranks: broadcast, compared, their statistics; data sets; decisions.
 
-use crate::{Case, Pair, assert_close, assert_same_bits, numbers, param, tensor, values};
+use crate::{Case, Pair, assert_close, assert_same_bits, here, numbers, param, tensor, values, widest};
 use burn::data::dataset::{Dataset, InMemDataset};
 use burn::module::{Module, Param, ParamId, RunningState};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use phalanx_burn::{Error, Ranks, Result, Shard, Uneven};
 
 pub const CASES: &[Case] = &[
@@ -32,14 +32,14 @@ struct Kinds {
 
 /// Values of rank 0, with what is trained and how it is checkpointed as before.
 fn broadcast(ranks: &Ranks) -> Result<()> {
-    let (device, rank) = (Device::flex(), ranks.rank());
+    let (device, rank) = (here(), ranks.rank());
     let checkpointing = device.clone().autodiff().gradient_checkpointing();
     let trained: Tensor<2> = tensor(numbers(rank, 6), [2, 3], DType::F32, &checkpointing).require_grad();
     let strategy = trained.gradient_checkpointing_strategy();
     let mask = TensorData::new(vec![rank == 0, true], [2]);
     let kinds = Kinds {
         trained: Param::initialized(ParamId::new(), trained),
-        frozen: param(vec![rank as f64], [1], DType::F64).set_require_grad(false),
+        frozen: param(vec![rank as f64], [1], widest()).set_require_grad(false),
         half: param(vec![1.0 + rank as f64], [1], DType::BF16),
         places: Param::initialized(ParamId::new(), Tensor::from_data([5 - rank as i64, 7], &device)),
         mask: Param::initialized(ParamId::new(), Tensor::from_data(mask, &device)),
@@ -85,14 +85,15 @@ fn differences(ranks: &Ranks) -> Result<()> {
     let is_last = ranks.rank() == last;
     let other = |second: Param<Tensor<1>>| if is_last { Pair { second, ..Pair::new() } } else { Pair::new() };
 
-    let shape = other(param(vec![0.0; 3], [3], DType::F64));
-    refused(ranks.broadcast(shape.clone()), &["second: F64 [2],", &rank, "second: F64 [3];"]);
-    refused(ranks.average(GradientsParams::new(), &shape), &["second: F64 [2],", "second: F64 [3];"]);
-    let dtype = other(param(vec![0.0; 2], [2], DType::F32));
-    refused(ranks.average(GradientsParams::new(), &dtype), &[&rank, "second: F32 [2];"]);
+    let shape = other(param(vec![0.0; 3], [3], widest()));
+    let [first, second] = [2, 3].map(|len| format!("second: {:?} [{len}]", widest()));
+    refused(ranks.broadcast(shape.clone()), &[&first, &rank, &second]);
+    refused(ranks.average(GradientsParams::new(), &shape), &[&first, &second]);
+    let dtype = other(param(vec![0.0; 2], [2], DType::BF16));
+    refused(ranks.average(GradientsParams::new(), &dtype), &[&rank, "second: BF16 [2];"]);
     let frozen = other(Pair::new().second.set_require_grad(false));
     refused(ranks.average(GradientsParams::new(), &frozen), &[&rank, "not trained"]);
-    let first = param(vec![0.0; 2], [2], DType::F64);
+    let first = param(vec![0.0; 2], [2], widest());
     let tied = if is_last { Pair { second: first.clone(), first } } else { Pair::new() };
     refused(ranks.average(GradientsParams::new(), &tied), &[&rank, "tied to parameter 0"]);
     let longer = vec![Pair::new(); if is_last { 2 } else { 1 }];
@@ -103,7 +104,7 @@ fn differences(ranks: &Ranks) -> Result<()> {
 
 /// Statistics of one feature, as a layer has them after a batch, if its momentum is 1.
 fn after(batch: &[f64]) -> BatchNorm {
-    let device = Device::flex().autodiff();
+    let device = here().autodiff();
     let layer = BatchNormConfig::new(1).with_momentum(1.0).init(&device);
     layer.forward(tensor(batch.to_vec(), [batch.len(), 1], DType::F32, &device));
     layer
@@ -172,7 +173,7 @@ fn seeds_and_decisions(ranks: &Ranks) -> Result<()> {
 /// A module that outlives its communicator gets an error.
 fn ended(ranks: &Ranks) -> Result<()> {
     let comm = ranks.comm().with(|comm| comm.split(Some(0), 0))?.expect("all have a colour");
-    let others = Ranks::new(comm);
+    let others = Ranks::new(comm)?;
     let kept = others.clone();
     others.finalize()?;
     let outcome = kept.average(GradientsParams::new(), &Pair::new());

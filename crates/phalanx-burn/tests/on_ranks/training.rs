@@ -1,11 +1,11 @@
 //! Fifty steps on the ranks' parts of a batch, against one process with the whole batch.
 
-use crate::{Case, assert_close, assert_same_bits, numbers, param, tensor, values};
+use crate::{Case, assert_close, assert_same_bits, here, numbers, param, tensor, values, widest};
 use burn::module::{Module, Param};
 use burn::optim::ModuleOptimizer;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use phalanx_burn::{Ranks, Result};
 use std::ops::Range;
 
@@ -14,6 +14,7 @@ pub const CASES: &[Case] = &[
     ("training/sgd_f64", |ranks| fifty_steps(ranks, sgd, DType::F64, 1e-14)),
     ("training/adam_f32", |ranks| fifty_steps(ranks, adam, DType::F32, 1e-6)),
     ("training/adam_f64", |ranks| fifty_steps(ranks, adam, DType::F64, 1e-14)),
+    ("training/sgd_bf16", |ranks| fifty_steps(ranks, sgd, DType::BF16, 0.05)),
     ("training/uneven_batches", uneven_batches),
 ];
 
@@ -62,7 +63,7 @@ fn part(samples: usize, ranks: &Ranks) -> Range<usize> {
 fn train(mut model: Mlp, mut optimizer: ModuleOptimizer, samples: usize, dtype: DType) -> Result<Mlp> {
     let ranks = model.ranks.clone();
     let rows = part(samples, &ranks);
-    let device = Device::flex().autodiff();
+    let device = here().autodiff();
     for step in 0..50 {
         let x = tensor(numbers(step, samples * 4), [samples, 4], dtype, &device);
         let y = tensor(numbers(step + 5, samples * 2), [samples, 2], dtype, &device);
@@ -79,7 +80,7 @@ fn fifty_steps(ranks: &Ranks, optimizer: fn() -> ModuleOptimizer, dtype: DType, 
     let samples = 7 * ranks.world_size() + 3;
     let model = ranks.broadcast(Mlp::new(ranks, ranks.rank(), dtype))?;
     let trained = train(model, optimizer(), samples, dtype)?.values();
-    let alone = Ranks::new(phalanx::Comm::builder().run(1, |comm| comm)?.remove(0));
+    let alone = Ranks::new(phalanx::Comm::builder().run(1, |comm| comm)?.remove(0))?;
     let whole = train(Mlp::new(&alone, 0, dtype), optimizer(), samples, dtype)?.values();
     assert_close(&trained, &whole, most);
     assert!(trained.iter().zip(numbers(0, 32)).any(|(trained, first)| (trained - first).abs() > 0.01));
@@ -89,13 +90,13 @@ fn fifty_steps(ranks: &Ranks, optimizer: fn() -> ModuleOptimizer, dtype: DType, 
 
 /// Rank r has r + 1 batches. The ranks that have run out make the same steps, and all know when there are none left.
 fn uneven_batches(ranks: &Ranks) -> Result<()> {
-    let mut model = ranks.broadcast(Mlp::new(ranks, 0, DType::F64))?;
+    let mut model = ranks.broadcast(Mlp::new(ranks, 0, widest()))?;
     let (mut optimizer, mut steps) = (adam(), 0);
-    let device = Device::flex().autodiff();
+    let device = here().autodiff();
     loop {
         let own = (steps <= ranks.rank()).then(|| {
-            let x = tensor(numbers(steps, 12), [3, 4], DType::F64, &device);
-            let loss = model.loss(x, tensor(numbers(9, 6), [3, 2], DType::F64, &device));
+            let x = tensor(numbers(steps, 12), [3, 4], widest(), &device);
+            let loss = model.loss(x, tensor(numbers(9, 6), [3, 2], widest(), &device));
             GradientsParams::from_grads(loss.backward(), &model)
         });
         let Some(gradients) = ranks.average_by(own, 3.0, &model)? else { break };
