@@ -1,7 +1,8 @@
 //! phalanx's own GPU kernels: their images, and loading them.
 //!
-//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic) and `collectives.cu`.
-//! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
+//! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu` and
+//! `experts.cu`. `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type
+//! that is reduced, one for experts.
 //! Users need no compiler.
 //!
 //! Tests without a GPU run a model of them: `crates/phalanx-emulated/src/kernels` follows these files line by line.
@@ -39,10 +40,12 @@ macro_rules! images {
 pub(crate) enum KernelModule {
     Move,
     Reduce(DType),
+    /// Dispatch and combine of mixtures of experts.
+    Experts,
 }
 
 /// Number of modules.
-pub(crate) const MODULES: usize = 15;
+pub(crate) const MODULES: usize = 16;
 
 impl KernelModule {
     /// Its place among all modules.
@@ -50,12 +53,14 @@ impl KernelModule {
         match self {
             KernelModule::Move => 0,
             KernelModule::Reduce(dtype) => 1 + usize::from(dtype.code()),
+            KernelModule::Experts => 15,
         }
     }
 
     fn images(self) -> Images {
         match self {
             KernelModule::Move => images!("move"),
+            KernelModule::Experts => images!("experts"),
             KernelModule::Reduce(dtype) => match dtype {
                 DType::F32 => images!("reduce_f32"),
                 DType::F64 => images!("reduce_f64"),
@@ -76,12 +81,15 @@ impl KernelModule {
         }
     }
 
-    /// The names of its kernels by protocol and number of hops: LL, LL128, and both again in two hops.
+    /// The names of its kernels by protocol and number of hops: LL, LL128, and both again in two hops. Of experts, both again to combine.
     fn kernels(self) -> Vec<String> {
         match self {
             KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
             KernelModule::Reduce(dtype) => ["reduce_ll", "reduce_ll128", "two_hops_ll", "two_hops_ll128"]
                 .map(|kernel| format!("phalanx_{kernel}_{}", dtype.name()))
+                .into(),
+            KernelModule::Experts => ["dispatch_ll", "dispatch_ll128", "combine_ll", "combine_ll128"]
+                .map(|kernel| format!("phalanx_expert_{kernel}"))
                 .into(),
         }
     }
