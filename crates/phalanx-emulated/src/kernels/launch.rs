@@ -1,7 +1,7 @@
 //! The functions on modules, and launches of their kernels.
 
 use super::image::Image;
-use super::{atomics, collective, training};
+use super::{atomics, collective, experts, training};
 use crate::base::call::{Code, exported};
 use crate::base::handles::{self, Handle, Handles};
 use crate::base::pointers::{In, Out};
@@ -69,6 +69,7 @@ exported! {
         }
         let work = atomics::work(&kernel.name, parameters)
             .or_else(|| training::work(&kernel.name, gx, parameters))
+            .or_else(|| experts::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters))
             .or_else(|| collective::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters));
         stream.enqueue(work.ok_or(NOT_FOUND)??)
     }

@@ -10,6 +10,7 @@
 //! | `training/` | phalanx-train's kernels, and cuBLAS's products of matrices |
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
+//! | `experts.rs`, `expert_blocks.rs` | experts' dispatch and combine: the same, and what a block does |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
 //! | `exchange.rs` | a warp's exchange of steps with all peers |
 //! | `lane.rs` | a warp's end of its lane in the FIFOs between GPUs |
@@ -23,6 +24,8 @@ mod atomics;
 mod collective;
 mod element;
 mod exchange;
+mod expert_blocks;
+mod experts;
 mod image;
 mod lane;
 mod launch;

@@ -46,10 +46,15 @@ pub(crate) enum Operation {
     OneSided,
     /// Memory that the ranks of a host share.
     SharedByHost,
+    /// Scratch of experts. A hash of their layout is in the place of the root.
+    Experts,
+    /// Tokens to experts and back. The number of the experts' scratch is in the place of the root.
+    ExpertDispatch,
+    ExpertCombine,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 35] = [
+    const ALL: [(Operation, &'static str); 38] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -85,6 +90,9 @@ impl Operation {
         (Operation::Free, "free"),
         (Operation::OneSided, "one_sided"),
         (Operation::SharedByHost, "shared_by_host"),
+        (Operation::Experts, "experts"),
+        (Operation::ExpertDispatch, "expert_dispatch"),
+        (Operation::ExpertCombine, "expert_combine"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -133,7 +141,8 @@ impl Operation {
     /// Whether the operation moves no data.
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
-        let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
+        let is_errand =
+            matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts);
         is_errand || self.is_of_window() || matches!(self, Barrier | Finalize | Split | SplitGrid | OneSided)
     }
 }

@@ -167,7 +167,8 @@ impl Communicator {
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
-                | SharedByHost | Epoch | EndEpoch | Free | OneSided => {
+                | SharedByHost | Epoch | EndEpoch | Free | OneSided | Experts | ExpertDispatch
+                | ExpertCombine => {
                     unreachable!("nothing to enqueue")
                 }
             }

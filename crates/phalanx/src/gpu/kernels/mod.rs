@@ -142,9 +142,17 @@ impl Kernels {
 /// The major number of a GPU's compute capability. cudarc's own question would answer an error of something else that
 /// its context keeps.
 pub(crate) fn generation(gpu: &CudaContext) -> Result<i32> {
-    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+}
+
+/// How many multiprocessors a GPU has.
+pub(crate) fn multiprocessors(gpu: &CudaContext) -> Result<usize> {
+    attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(|count| count as usize)
+}
+
+fn attribute(gpu: &CudaContext, attribute: CUdevice_attribute) -> Result<i32> {
     // SAFETY: a device that is open.
-    let answer = unsafe { result::device::get_attribute(gpu.cu_device(), major) };
+    let answer = unsafe { result::device::get_attribute(gpu.cu_device(), attribute) };
     answer.map_err(|error| failed("cuDeviceGetAttribute", error).into())
 }
 

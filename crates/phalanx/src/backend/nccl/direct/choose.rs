@@ -148,6 +148,14 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     Some(Algorithm { module, protocol, two_hops })
 }
 
+impl GpuTopology {
+    /// The protocol of rows of several KiB, for operations that only own kernels have.
+    pub fn protocol_of_rows(&self) -> Protocol {
+        let forced = self.algorithm.forced().map(|(protocol, _)| protocol);
+        if self.nvlink { forced.unwrap_or(Protocol::Ll128) } else { Protocol::Ll }
+    }
+}
+
 /// Whether a call that only own kernels could carry out, for its type, is empty on all ranks.
 pub(crate) fn is_empty_of_own_type(call: &Call<'_>) -> bool {
     use Operation::*;

@@ -6,7 +6,7 @@ use super::tunables::{MAX_RANKS, SPREAD, WARPS};
 use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation};
-use crate::gpu::kernels::{Kernels, check};
+use crate::gpu::kernels::{KernelModule, Kernels, check};
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
@@ -82,7 +82,7 @@ impl Direct {
         call: &Call<'_>,
         algorithm: Algorithm,
     ) -> Result<KernelLaunch> {
-        let kernel = self.loaded(device, algorithm)?.get(algorithm.kernel());
+        let kernel = self.loaded(device, algorithm.module)?.get(algorithm.kernel());
         let arguments = self.arguments(rank, call, algorithm);
         let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
@@ -102,19 +102,37 @@ impl Direct {
         launch: &KernelLaunch,
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
-        let _current = device.enter();
         let KernelLaunch { kernel, blocks, threads, stream, arguments } = launch;
-        self.come_after(device, *stream, stream_of)?;
+        // SAFETY: the caller's contract.
+        unsafe { self.enqueue(device, *kernel, [*blocks, *threads], *stream, arguments, stream_of) }
+    }
+
+    /// Enqueues a kernel that takes these arguments by value, behind the own kernel before.
+    ///
+    /// # Safety
+    /// The memory behind the arguments is this device's or a peer's, and lives until the stream's work is complete.
+    #[inline]
+    pub(super) unsafe fn enqueue<A>(
+        &self,
+        device: &GpuDevice,
+        kernel: sys::CUfunction,
+        [blocks, threads]: [u32; 2],
+        stream: RawStream,
+        arguments: &A,
+        stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+    ) -> Result<()> {
+        let _current = device.enter();
+        self.come_after(device, stream, stream_of)?;
         let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<std::ffi::c_void>()];
         // SAFETY: a kernel with these arguments, which the driver copies. The memory behind them lives until the stream's work is
         // complete: the buffers by the caller's contract, the FIFOs until all ranks have left.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
-                *kernel,
-                *blocks,
+                kernel,
+                blocks,
                 1,
                 1,
-                *threads,
+                threads,
                 1,
                 1,
                 0,
@@ -125,13 +143,13 @@ impl Direct {
         })
     }
 
-    fn loaded(&self, device: &GpuDevice, algorithm: Algorithm) -> Result<&Kernels> {
-        let place = &self.kernels[algorithm.module.index()];
+    pub(super) fn loaded(&self, device: &GpuDevice, module: KernelModule) -> Result<&Kernels> {
+        let place = &self.kernels[module.index()];
         match place.get() {
             Some(kernels) => Ok(kernels),
             None => {
                 let _current = device.enter();
-                let kernels = Kernels::load(self.gpu, algorithm.module)?;
+                let kernels = Kernels::load(self.gpu, module)?;
                 Ok(place.get_or_init(|| kernels))
             }
         }

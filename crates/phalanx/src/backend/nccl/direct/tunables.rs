@@ -31,6 +31,10 @@ pub(crate) const LONGEST_LL: usize = 64 << 10;
 /// Longest all_reduce, in bytes times peers, in which every rank sends everything to every other; longer ones take two hops.
 pub(crate) const ONE_HOP: usize = 768 << 10;
 
+/// Warps of a block of experts' kernels, and most blocks: four communicators' fit on an H100 at once.
+pub(crate) const EXPERT_WARPS: usize = 8;
+pub(crate) const EXPERT_BLOCKS: usize = 96;
+
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
 /// Lanes up to which every block has one warp, so that the blocks spread over the GPU.
