@@ -22,13 +22,14 @@ const ROUNDS: usize = 9;
 fn main() -> Result<()> {
     let ranks = std::env::args().nth(1).map_or(2, |arg| arg.parse().expect("a number of ranks"));
     println!("{ranks} ranks, top {TOP_K} of {EXPERTS} experts, bf16; microseconds of a dispatch and combine");
-    println!("{:>7} {:>7} {:>9} {:>9} {:>6}", "hidden", "tokens", "phalanx", "NCCL", "ratio");
+    println!("{:>7} {:>7} {:>9} {:>9} {:>9} {:>6}", "hidden", "tokens", "dispatch", "both", "NCCL", "ratio");
     let run = Comm::builder().backend(BackendKind::Nccl).run(ranks, |comm| -> Result<()> {
         for hidden in [4096, 7168] {
             for tokens in [1, 8, 32, 128] {
-                let [own, nccl] = measure(&comm, hidden, tokens)?;
+                let [dispatch, both, nccl] = measure(&comm, hidden, tokens)?;
                 if comm.rank() == 0 {
-                    println!("{hidden:>7} {tokens:>7} {own:>9.2} {nccl:>9.2} {:>6.2}", own / nccl);
+                    let ratio = both / nccl;
+                    println!("{hidden:>7} {tokens:>7} {dispatch:>9.2} {both:>9.2} {nccl:>9.2} {ratio:>6.2}");
                 }
             }
         }
@@ -67,8 +68,8 @@ fn counts(comm: &Comm, tokens: usize) -> [[Vec<usize>; 2]; 2] {
     })
 }
 
-/// Microseconds of a layer by phalanx's kernels, and by NCCL.
-fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 2]> {
+/// Microseconds of a dispatch and of a whole layer by phalanx's kernels, and of a layer by NCCL.
+fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 3]> {
     let layout = ExpertLayout { experts: EXPERTS, max_tokens: tokens, top_k: TOP_K, hidden, dtype: DType::Bf16, scales: 0 };
     let nccl = comm.nccl().expect("NCCL");
     let mut experts = nccl.experts(&layout)?;
@@ -86,14 +87,12 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 2]> {
     let mut rows = stream.alloc_zeros::<bf16>(experts.rows() * hidden)?;
     let mut of_each = stream.alloc_zeros::<i32>(experts.local().len())?;
     let mut output = stream.alloc_zeros::<bf16>(tokens * hidden)?;
-    let mut layer = || -> Result<()> {
+    let dispatch = capture(&stream, || experts.dispatch(&stream, &input, &chosen, &mut rows, &mut of_each))?;
+    let both = capture(&stream, || {
         experts.dispatch(&stream, &input, &chosen, &mut rows, &mut of_each)?;
         // The experts' kernels would be here.
         experts.combine(&stream, &rows, &weights, &mut output)
-    };
-    layer()?;
-    on.sync()?;
-    let own = capture(&stream, layer)?;
+    })?;
 
     let [[tokens_to, tokens_from], [choices_from, choices_to]] = counts(comm, tokens);
     let of_values = |counts: &[usize]| counts.iter().map(|count| count * hidden).collect::<Vec<_>>();
@@ -112,13 +111,13 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 2]> {
     on.sync()?;
     let nccl = capture(&stream, layer)?;
 
-    let mut times = [Vec::new(), Vec::new()];
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
-        for (graph, times) in [&own, &nccl].into_iter().zip(&mut times) {
+        for (graph, times) in [&dispatch, &both, &nccl].into_iter().zip(&mut times) {
             times.push(time(comm, &stream, graph)?);
         }
     }
-    drop((own, nccl));
+    drop((dispatch, both, nccl));
     // Experts that change nothing, and weights whose sum is 1.
     assert_eq!(stream.clone_dtoh(&output)?, values, "the combined output is the input");
     experts.free()?;

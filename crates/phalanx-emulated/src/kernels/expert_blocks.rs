@@ -78,7 +78,7 @@ impl<'a> Block<'a> {
     /// The numbers of work for the block's warps, of so many that take part.
     fn work(&self, warps: usize, len: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.number * WARPS;
-        (0..len).skip(first).step_by(warps.max(1)).flat_map(move |at| (at..(at + WARPS).min(len)))
+        (0..len).skip(first).step_by(warps.max(1)).flat_map(move |at| at..(at + WARPS).min(len))
     }
 
     fn own(&self) -> u64 {
