@@ -70,7 +70,14 @@ fn counts(comm: &Comm, tokens: usize) -> [[Vec<usize>; 2]; 2] {
 
 /// Microseconds of a dispatch and of a whole layer by phalanx's kernels, and of a layer by NCCL.
 fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 3]> {
-    let layout = ExpertLayout { experts: EXPERTS, max_tokens: tokens, top_k: TOP_K, hidden, dtype: DType::Bf16, scales: 0 };
+    let layout = ExpertLayout {
+        experts: EXPERTS,
+        max_tokens: tokens,
+        top_k: TOP_K,
+        hidden,
+        dtype: DType::Bf16,
+        scales: 0,
+    };
     let nccl = comm.nccl().expect("NCCL");
     let mut experts = nccl.experts(&layout)?;
     // A context that tracks nothing, whose memory can be captured.
@@ -96,7 +103,8 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 3]> {
 
     let [[tokens_to, tokens_from], [choices_from, choices_to]] = counts(comm, tokens);
     let of_values = |counts: &[usize]| counts.iter().map(|count| count * hidden).collect::<Vec<_>>();
-    let [to, from, back, here] = [tokens_to, tokens_from, choices_to, choices_from].map(|counts| of_values(&counts));
+    let [to, from, back, here] =
+        [tokens_to, tokens_from, choices_to, choices_from].map(|counts| of_values(&counts));
     let buffer = |counts: &[usize]| -> Result<CudaSlice<bf16>> {
         Ok(stream.alloc_zeros(counts.iter().sum::<usize>().max(1))?)
     };

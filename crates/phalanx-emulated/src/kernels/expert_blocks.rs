@@ -307,8 +307,7 @@ impl<'a> Block<'a> {
         for i in self.work(warps, self.ranks() * most * all_steps) {
             let (step, part) = (i % all_steps, i / all_steps);
             let (from, token) = ((self.rank() + part % self.ranks()) % self.ranks(), part / self.ranks());
-            if token < senders.tokens[from]
-                && self.take(call, &senders, (from, token, step)).await.is_none()
+            if token < senders.tokens[from] && self.take(call, &senders, (from, token, step)).await.is_none()
             {
                 return;
             }

@@ -115,7 +115,13 @@ fn inputs<T: Number>(layout: &ExpertLayout, ranks: usize, router: Router, seed: 
     let input = |rank: usize, random: &mut Random| {
         let is_empty = router == Router::Random && (rank + seed as usize) % 3 == 1;
         let all = router == Router::EverySecondRank;
-        let n = if is_empty { 0 } else if all { layout.max_tokens } else { 1 + random.below(layout.max_tokens) };
+        let n = if is_empty {
+            0
+        } else if all {
+            layout.max_tokens
+        } else {
+            1 + random.below(layout.max_tokens)
+        };
         let values = |len: usize, random: &mut Random| -> Vec<f32> {
             (0..len).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect()
         };
@@ -137,7 +143,8 @@ fn expert_of_value<T: Number>(expert: usize, value: T) -> bf16 {
 /// The places of the rows that an expert gets: rank and token.
 fn rows_of<T>(layout: &ExpertLayout, inputs: &[Input<T>], expert: usize) -> Vec<(usize, usize)> {
     let of_rank = |(rank, input): (usize, &Input<T>)| {
-        let chosen: Vec<_> = input.routing.chunks_exact(layout.top_k).map(|of| of.contains(&(expert as i64))).collect();
+        let chosen: Vec<_> =
+            input.routing.chunks_exact(layout.top_k).map(|of| of.contains(&(expert as i64))).collect();
         (0..chosen.len()).filter(|token| chosen[*token]).map(|token| (rank, token)).collect::<Vec<_>>()
     };
     inputs.iter().enumerate().flat_map(of_rank).collect()
@@ -205,7 +212,10 @@ impl<T: Number + DeviceRepr> Buffers<T> {
             rows: stream.clone_htod(&rows).context(|| "rows".into())?,
             row_scales: upload(stream, &vec![7.0; experts.rows() * layout.scales])?,
             counts: stream.clone_htod(&vec![-1; experts.local().len()]).context(|| "counts".into())?,
-            output: upload(stream, &vec![bf16::from_f32(3.0); input.routing.len() / layout.top_k * layout.hidden])?,
+            output: upload(
+                stream,
+                &vec![bf16::from_f32(3.0); input.routing.len() / layout.top_k * layout.hidden],
+            )?,
         })
     }
 
@@ -259,7 +269,12 @@ fn layer<T: Number + DeviceRepr>(
     for (place, expert) in experts.local().enumerate() {
         let expected = rows_of(&layout, &inputs, expert);
         if counts[place] != expected.len() as i32 {
-            return Err(format!("{}: {} rows for {expert}, not {}", what("counts"), counts[place], expected.len()));
+            return Err(format!(
+                "{}: {} rows for {expert}, not {}",
+                what("counts"),
+                counts[place],
+                expected.len()
+            ));
         }
         for row in 0..of_each {
             let at = place * of_each + row;
@@ -334,7 +349,10 @@ fn repeated(comm: Comm, _: &[String]) -> Outcome {
             let mut buffers = Buffers::new(stream(&comm), &experts, &inputs[comm.rank()])?;
             must("dispatch", buffers.dispatch(&mut experts, false))?;
             // These experts give back what they get.
-            let rows = std::mem::replace(&mut buffers.rows, stream(&comm).clone_htod(&[bf16::ZERO]).context(|| "one".into())?);
+            let rows = std::mem::replace(
+                &mut buffers.rows,
+                stream(&comm).clone_htod(&[bf16::ZERO]).context(|| "one".into())?,
+            );
             must("combine", buffers.combine(&mut experts, &rows))?;
             pending.push((seed, inputs, buffers));
         }
@@ -426,7 +444,10 @@ fn usage(comm: Comm, _: &[String]) -> Outcome {
         other => Err(format!("{other:?} does not say {text:?}")),
     };
     for (wrong, text) in [
-        (ExpertLayout { experts: 3, ..good }, "experts=\"3\" is not valid: expected a multiple of the 2 ranks"),
+        (
+            ExpertLayout { experts: 3, ..good },
+            "experts=\"3\" is not valid: expected a multiple of the 2 ranks",
+        ),
         (ExpertLayout { experts: 2000, ..good }, "expected 1 to 1024"),
         (ExpertLayout { max_tokens: 0, ..good }, "max_tokens=\"0\" is not valid: expected 1 to 65535"),
         (ExpertLayout { top_k: 33, ..good }, "top_k=\"33\" is not valid: expected 1 to 32"),
@@ -455,7 +476,10 @@ fn usage(comm: Comm, _: &[String]) -> Outcome {
         "the routing buffer has 5 elements, it needs 6 (tokens × top_k)",
     )?;
     refuses(experts.dispatch(&s, &tokens, &weights, &mut rows, &mut counts).err(), "expected i32 or i64")?;
-    refuses(experts.dispatch(&s, &tokens, &routing, &mut short, &mut counts).err(), "the rows buffer has 200")?;
+    refuses(
+        experts.dispatch(&s, &tokens, &routing, &mut short, &mut counts).err(),
+        "the rows buffer has 200",
+    )?;
     refuses(
         experts.dispatch(&s, &rows.clone(), &routing, &mut rows, &mut counts).err(),
         "max_tokens=\"4\" is not valid: expected at least 16",
@@ -469,7 +493,10 @@ fn usage(comm: Comm, _: &[String]) -> Outcome {
     refuses(scaled.err(), "use dispatch")?;
     // Nothing was enqueued, so the ranks still go together.
     must("dispatch", experts.dispatch(&s, &tokens, &routing, &mut rows, &mut counts))?;
-    refuses(experts.combine(&s, &rows, &weights, &mut short).err(), "the output buffer has 200 elements, it needs 400")?;
+    refuses(
+        experts.combine(&s, &rows, &weights, &mut short).err(),
+        "the output buffer has 200 elements, it needs 400",
+    )?;
     must("combine", experts.combine(&s, &rows, &weights, &mut output))?;
     refuses(experts.combine(&s, &rows, &weights, &mut output).err(), "a dispatch before each combine")?;
     must("sync", comm.sync())?;
@@ -569,7 +596,8 @@ fn endless(comm: Comm, _: &[String]) -> Outcome {
     layer::<bf16>(&comm, &mut experts, Router::EverySecondRank, 0)?;
     let inputs = inputs::<bf16>(&layout, comm.world_size(), Router::EverySecondRank, 1);
     let mut buffers = Buffers::new(stream(&comm), &experts, &inputs[comm.rank()])?;
-    let results = stream(&comm).clone_htod(&vec![bf16::ONE; buffers.rows.len()]).context(|| "results".into())?;
+    let results =
+        stream(&comm).clone_htod(&vec![bf16::ONE; buffers.rows.len()]).context(|| "results".into())?;
     phase("running");
     let mut step = || {
         buffers.dispatch(&mut experts, false)?;

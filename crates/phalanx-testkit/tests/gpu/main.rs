@@ -73,6 +73,8 @@ const SLOW: &[&str] = &[
     "aborted_graph",
     "absent_at_alloc",
     "device_comm_absent",
+    "experts/absent",
+    "experts/repeated",
     "held_inside",
     "hosts/late",
     "hosts/stopped_for_less",

@@ -145,7 +145,9 @@ impl<'a> Nccl<'a> {
         let ranks = front.world_size();
         layout.check(ranks)?;
         let Some(direct) = comm.communicator.direct.get() else {
-            return Err(refused("own GPU kernels cannot run between these ranks (the log at level debug says why)"));
+            return Err(refused(
+                "own GPU kernels cannot run between these ranks (the log at level debug says why)",
+            ));
         };
         let call = Call { root: layout.tag(), ..Call::empty(Operation::Experts) };
         self.gather(&call)?;
@@ -253,10 +255,18 @@ impl Experts<'_> {
             return Err(wrong("scales", 0, "at least 1 for dispatch_scaled; use dispatch".into()));
         }
         let n = self.check_dispatch((tokens, routing), (rows, counts))?;
-        check_lengths("expert_dispatch", &[
-            ("scales", scales.len(), n * self.layout.scales, "tokens × scales"),
-            ("row_scales", row_scales.len(), self.rows() * self.layout.scales, "experts × max_tokens × scales"),
-        ])?;
+        check_lengths(
+            "expert_dispatch",
+            &[
+                ("scales", scales.len(), n * self.layout.scales, "tokens × scales"),
+                (
+                    "row_scales",
+                    row_scales.len(),
+                    self.rows() * self.layout.scales,
+                    "experts × max_tokens × scales",
+                ),
+            ],
+        )?;
         let on = self.front.on(stream)?;
         let (tokens, scales) = (tokens.lend(&on.stream)?, scales.lend(&on.stream)?);
         let routing = (routing.dtype(), routing.lend(&on.stream)?);
@@ -292,11 +302,14 @@ impl Experts<'_> {
             return Err(UsageError::Setting { name, value, expected }.into());
         };
         let ExpertLayout { hidden, top_k, .. } = self.layout;
-        check_lengths("expert_combine", &[
-            ("rows", rows.len(), self.rows() * hidden, "experts × max_tokens × hidden"),
-            ("weights", weights.len(), n * top_k, "dispatched tokens × top_k"),
-            ("output", output.len(), n * hidden, "dispatched tokens × hidden"),
-        ])?;
+        check_lengths(
+            "expert_combine",
+            &[
+                ("rows", rows.len(), self.rows() * hidden, "experts × max_tokens × hidden"),
+                ("weights", weights.len(), n * top_k, "dispatched tokens × top_k"),
+                ("output", output.len(), n * hidden, "dispatched tokens × hidden"),
+            ],
+        )?;
         let on = self.front.on(stream)?;
         let (rows, weights) = (rows.lend(&on.stream)?, weights.lend(&on.stream)?);
         let output = output.lend_mut(&on.stream)?;
@@ -332,7 +345,11 @@ impl Experts<'_> {
     }
 
     /// The number of tokens, if the buffers of a dispatch fit it.
-    fn check_dispatch<X, R, Y, C>(&self, (tokens, routing): (&X, &R), (rows, counts): (&Y, &C)) -> Result<usize>
+    fn check_dispatch<X, R, Y, C>(
+        &self,
+        (tokens, routing): (&X, &R),
+        (rows, counts): (&Y, &C),
+    ) -> Result<usize>
     where
         X: Source + ?Sized,
         R: Source + ?Sized,
@@ -349,14 +366,21 @@ impl Experts<'_> {
         }
         let n = tokens.len() / hidden;
         if n > max_tokens {
-            return Err(wrong("max_tokens", max_tokens, format!("at least {n}, as many tokens as there are")));
+            return Err(wrong(
+                "max_tokens",
+                max_tokens,
+                format!("at least {n}, as many tokens as there are"),
+            ));
         }
-        check_lengths("expert_dispatch", &[
-            ("tokens", tokens.len(), n * hidden, "a multiple of hidden"),
-            ("routing", routing.len(), n * top_k, "tokens × top_k"),
-            ("rows", rows.len(), self.rows() * hidden, "experts × max_tokens × hidden"),
-            ("counts", counts.len(), self.local().len(), "experts / ranks"),
-        ])?;
+        check_lengths(
+            "expert_dispatch",
+            &[
+                ("tokens", tokens.len(), n * hidden, "a multiple of hidden"),
+                ("routing", routing.len(), n * top_k, "tokens × top_k"),
+                ("rows", rows.len(), self.rows() * hidden, "experts × max_tokens × hidden"),
+                ("counts", counts.len(), self.local().len(), "experts / ranks"),
+            ],
+        )?;
         Ok(n)
     }
 
@@ -418,9 +442,9 @@ fn address(loan: &Loan<'_>) -> u64 {
 
 fn check_all_on_device(loans: &[&Loan<'_>]) -> Result<()> {
     let remedy = "use a CudaSlice or nccl::Buffer";
-    loans
-        .iter()
-        .try_for_each(|loan| check_on_device(&[loan.span().space], "GPU memory, for tokens and experts", remedy))
+    loans.iter().try_for_each(|loan| {
+        check_on_device(&[loan.span().space], "GPU memory, for tokens and experts", remedy)
+    })
 }
 
 fn check_lengths(operation: &'static str, lengths: &[Length]) -> Result<()> {

@@ -201,9 +201,7 @@ impl ExpertScratch {
         let ranks = self.arguments.ranks as usize;
         let (rows, counting) = match task {
             ExpertTask::Dispatch => (ranks * max_tokens * self.shape.dispatched_steps(self.protocol), 1),
-            ExpertTask::Combine => {
-                ((ranks - 1) * max_tokens * steps(self.protocol, hidden * COMBINED), 0)
-            }
+            ExpertTask::Combine => ((ranks - 1) * max_tokens * steps(self.protocol, hidden * COMBINED), 0),
         };
         (rows.div_ceil(EXPERT_WARPS) + counting).clamp(1 + counting, self.blocks.max(2))
     }
@@ -249,7 +247,14 @@ impl Communicator {
             let stream_of = |stream| self.stream_of(stream);
             // SAFETY: the caller's contract; the scratch lives until all ranks have left it.
             unsafe {
-                direct.enqueue(&self.device, kernels.get(index), [blocks, threads], call.stream, arguments, stream_of)
+                direct.enqueue(
+                    &self.device,
+                    kernels.get(index),
+                    [blocks, threads],
+                    call.stream,
+                    arguments,
+                    stream_of,
+                )
             }
         };
         enqueue().map_err(|error| self.refused(error, &announced))
