@@ -348,6 +348,10 @@ fn repeated(comm: Comm, _: &[String]) -> Outcome {
             let inputs = inputs::<bf16>(&layout, comm.world_size(), Router::Random, seed);
             let mut buffers = Buffers::new(stream(&comm), &experts, &inputs[comm.rank()])?;
             must("dispatch", buffers.dispatch(&mut experts, false))?;
+            if seed % 3 == 0 {
+                // The next dispatch follows at once.
+                continue;
+            }
             // These experts give back what they get.
             let rows = std::mem::replace(
                 &mut buffers.rows,

@@ -14,6 +14,7 @@
 constexpr u32 WARPS = 8;  // of a block
 constexpr u32 MAX_EXPERTS = 1024;
 constexpr u32 NO_ROW = ALL;
+constexpr u32 BIT_WORDS = 4096;
 constexpr u32 AT_ONCE = 4;  // choices whose rows the registers hold
 
 // `Arguments` in src/backend/nccl/direct/experts.rs. Of a dispatch, `input` are the tokens and `output` the experts' rows; of a
@@ -131,56 +132,60 @@ static __device__ __forceinline__ bool get_word(const Arguments& a, const u64* f
     }
 }
 
-// The expert of a choice; -1 if there is no such expert.
+// The expert of a choice; -1 if there is no such expert. Of a number of 8 bytes, the upper half is 0.
 static __device__ __forceinline__ int expert_of(const Arguments& a, u32 choice) {
-    const long long expert = a.index_bytes == 8 ? ((const long long*)a.routing)[choice] : ((const int*)a.routing)[choice];
-    return expert >= 0 && expert < (long long)a.experts * a.ranks ? (int)expert : -1;
+    const u32* const number = (const u32*)a.routing + choice * (a.index_bytes / 4);
+    const u32 low = number[0], high = a.index_bytes == 8 ? number[1] : 0;
+    return high == 0 && low < a.experts * a.ranks ? (int)low : -1;
 }
 
-// Tells every rank how many tokens this one has, and how many rows for each expert. By one block.
-static __device__ void tell_counts(const Arguments& a, u64 call) {
-    __shared__ u32 rows[MAX_EXPERTS];
-    const u32 all = a.experts * a.ranks;
+// Tells every rank how many tokens this one has, how many rows for each expert, and each choice's place among its expert's rows. By
+// one block. It has a bit for each expert and token of a window: a place is the number of bits before.
+static __device__ void tell(const Arguments& a, u64 call) {
+    __shared__ u32 bits[BIT_WORDS];  // by 32 tokens, and then by expert
+    __shared__ u32 rows[MAX_EXPERTS];  // of the windows before
+    const u32 all = a.experts * a.ranks, window = BIT_WORDS / all * 32;
     for (u32 e = threadIdx.x; e < all; e += blockDim.x) rows[e] = 0;
-    __syncthreads();
-    for (u32 token = threadIdx.x; token < a.tokens; token += blockDim.x)
-        for (u32 k = 0; k < a.top_k; k++) {
-            const int expert = expert_of(a, token * a.top_k + k);
-            bool counts = expert >= 0;
-            for (u32 before = 0; before < k; before++) counts &= expert_of(a, token * a.top_k + before) != expert;
-            if (counts) atomicAdd(&rows[expert], 1);
+    for (u32 start = 0;; start += window) {
+        const u32 count = min(window, a.tokens - start), words = (count + 31) / 32;
+        for (u32 i = threadIdx.x; i < words * all; i += blockDim.x) bits[i] = 0;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < count * a.top_k; i += blockDim.x) {
+            const int expert = expert_of(a, start * a.top_k + i);
+            const u32 token = i / a.top_k;
+            if (expert >= 0) atomicOr(&bits[token / 32 * all + expert], 1u << token % 32);
         }
-    __syncthreads();
-    for (u32 e = threadIdx.x; e < all; e += blockDim.x)
-        put_word(words_of(a, e / a.experts, a.rank, call) + 1 + e % a.experts, rows[e], call);
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < count * a.top_k; i += blockDim.x) {
+            const u32 choice = start * a.top_k + i, token = i / a.top_k, k = i % a.top_k;
+            const int expert = expert_of(a, choice);
+            u32 first = k;  // of the token's choices with this expert
+#pragma unroll 4
+            for (u32 j = 0; j < k; j++)
+                if (expert_of(a, choice - k + j) == expert) first = min(first, j);
+            u32 place = expert >= 0 ? rows[expert] + __popc(bits[token / 32 * all + expert] & (1u << token % 32) - 1) : 0;
+            for (u32 w = 0; expert >= 0 && w < token / 32; w++) place += __popc(bits[w * all + expert]);
+            own_of(a)->places[choice] = expert >= 0 ? (int)first : -1;
+            for (u32 to = 0; to < a.ranks; to++) {
+                const bool goes = expert >= 0 && first == k && expert / a.experts == to;
+                const u32 word = goes ? expert % a.experts << 16 | place : NO_ROW;
+                put_word(words_of(a, to, a.rank, call) + 1 + a.experts + choice, word, call);
+            }
+        }
+        const bool is_last = a.tokens - start <= window;
+        if (!is_last) __syncthreads();
+        for (u32 e = threadIdx.x; e < all; e += blockDim.x) {
+            u32 sum = rows[e];
+            for (u32 w = 0; w < words; w++) sum += __popc(bits[w * all + e]);
+            if (is_last)
+                put_word(words_of(a, e / a.experts, a.rank, call) + 1 + e % a.experts, sum, call);
+            else
+                rows[e] = sum;
+        }
+        if (is_last) break;
+        __syncthreads();
+    }
     for (u32 to = threadIdx.x; to < a.ranks; to += blockDim.x) put_word(words_of(a, to, a.rank, call), a.tokens, call);
-}
-
-// Tells every rank the places of a token among its experts' rows. By one warp, whose threads have a choice each.
-static __device__ void tell_places(const Arguments& a, u64 call, u32 token) {
-    const u32 thread = thread_of_warp();
-    const int expert = thread < a.top_k ? expert_of(a, token * a.top_k + thread) : -1;
-    const u32 first = __ffs(__match_any_sync(ALL, expert)) - 1;
-    u32 place = 0;
-    for (u32 start = 0; start < token; start += 32) {
-        u32 hits = 0;  // which of the experts the token `start + thread` has, too
-        for (u32 j = 0; j < a.top_k; j++) {
-            const int other = start + thread < token ? expert_of(a, (start + thread) * a.top_k + j) : -2;
-            for (u32 k = 0; k < a.top_k; k++) hits |= (u32)(__shfl_sync(ALL, expert, k) == other) << k;
-        }
-        for (u32 k = 0; k < a.top_k; k++) {
-            const u32 before = __popc(__ballot_sync(ALL, hits >> k & 1));
-            if (thread == k) place += before;
-        }
-    }
-    if (thread >= a.top_k) return;
-    const u32 choice = token * a.top_k + thread;
-    const bool is_first = expert >= 0 && first == thread;
-    own_of(a)->places[choice] = expert >= 0 ? (int)first : -1;
-    for (u32 to = 0; to < a.ranks; to++) {
-        const bool goes = is_first && expert / a.experts == to;
-        put_word(words_of(a, to, a.rank, call) + 1 + a.experts + choice, goes ? expert % a.experts << 16 | place : NO_ROW, call);
-    }
 }
 
 // Reads a step of a token or of a row, whose steps are followed by those of its scales.
@@ -228,97 +233,125 @@ static __device__ __forceinline__ bool get_all(const Arguments& a, u8* const (&s
     }
 }
 
-// What a block of the receiver knows of all senders.
-struct Senders {
-    u32 first_rows[MAX_EXPERTS];  // of each sender and local expert: where the sender's rows begin among the expert's
-    u32 tokens[MAX_RANKS];
-};
-
-// Waits for the counts of all ranks; false if the call is aborted.
-static __device__ bool hear_counts(const Arguments& a, u64 call, Senders& senders) {
+// Hears from all ranks how many rows the experts here have, and how many tokens the ranks; false if the call is aborted. By one block.
+static __device__ bool hear_counts(const Arguments& a, u64 call) {
+    __shared__ u32 rows[MAX_EXPERTS];
+    for (u32 e = threadIdx.x; e < a.experts; e += blockDim.x) rows[e] = 0;
+    __syncthreads();
     bool aborted = false;
     for (u32 i = threadIdx.x; i < a.ranks * (1 + a.experts); i += blockDim.x) {
         const u32 from = i / (1 + a.experts), at = i % (1 + a.experts);
-        u32* const to = at == 0 ? &senders.tokens[from] : &senders.first_rows[from * a.experts + at - 1];
-        aborted |= !get_word(a, words_of(a, a.rank, from, call) + at, call, *to);
+        u32 value = 0;
+        aborted |= !get_word(a, words_of(a, a.rank, from, call) + at, call, value);
+        if (at == 0)
+            own_of(a)->tokens[from] = value;
+        else
+            atomicAdd(&rows[at - 1], value);
     }
     if (__syncthreads_or(aborted)) return false;
-    for (u32 e = threadIdx.x; e < a.experts; e += blockDim.x) {
-        u32 rows = 0;
-        for (u32 from = 0; from < a.ranks; from++) {
-            u32& first = senders.first_rows[from * a.experts + e];
-            const u32 count = first;
-            first = rows;
-            rows += count;
-        }
-        if (blockIdx.x == 0) a.counts[e] = rows;
-    }
-    if (blockIdx.x == 0 && threadIdx.x < a.ranks) own_of(a)->tokens[threadIdx.x] = senders.tokens[threadIdx.x];
-    __syncthreads();
+    for (u32 e = threadIdx.x; e < a.experts; e += blockDim.x) a.counts[e] = rows[e];
     return true;
 }
 
-// Copies a step of a sender's token to a row of each of its experts here; false if the call is aborted.
+// The largest of a warp's numbers.
+static __device__ __forceinline__ u32 largest(u32 value) {
+#pragma unroll
+    for (u32 d = 16; d > 0; d /= 2) value = max(value, __shfl_xor_sync(ALL, value, d));
+    return value;
+}
+
+// Copies a step of a sender's token to a row of each of its experts here, if it has this token; false if the call is aborted. All
+// that has to arrive is read at once.
 template <class P>
-static __device__ __forceinline__ bool take(
-    const Arguments& a, u64 call, const Senders& senders, u32 from, u32 token, u32 step, u32 steps, u32 all_steps) {
+static __device__ __forceinline__ bool take(const Arguments& a, u64 call, u32 from, u32 token, u32 step, u32 steps, u32 all_steps) {
     const u32 thread = thread_of_warp();
-    u32 word = NO_ROW;
-    const u64* const words = words_of(a, a.rank, from, call) + 1 + a.experts + token * a.top_k;
-    if (__any_sync(ALL, thread < a.top_k && !get_word(a, words + thread, call, word))) return false;
-    const u32 expert = word >> 16, place = word & 0xffff;
-    const bool is_here = word != NO_ROW;
-    const u32 row = is_here ? expert * a.ranks * a.max_tokens + senders.first_rows[from * a.experts + expert] + place : NO_ROW;
-    if (step == 0 && thread < a.top_k) own_of(a)->rows(a, from)[token * a.top_k + thread] = (int)row;
-    u32 here = __ballot_sync(ALL, is_here);
-    if (here == 0) return true;
-    u64 v[1][P::UNITS];
-    if (from == a.rank) {
-        load_part<P>(a, v[0], token, step, steps);
-    } else {
-        u8* const slots[1] = {slot_of<P>(a, a.rank, from, call, token, step, all_steps)};
-        if (!get_all<P, 1>(a, slots, 1, v, call)) return false;
+    const bool is_own = from == a.rank, fits = a.experts <= 32;
+    const u64* const words = words_of(a, a.rank, from, call);
+    u64 v[P::UNITS], word = 0;
+    u32 before = 0;  // rows of the ranks before, for local expert `thread`
+    u32 here = 0;
+    if (is_own) {
+        if (token >= a.tokens) return true;
+        load_part<P>(a, v, token, step, steps);
     }
+    Wait wait(a);
+    while (true) {
+        const u64 told = load8_volatile(words);
+        if (thread < a.top_k) word = load8_volatile(words + 1 + a.experts + token * a.top_k + thread);
+        bool there = is_own || get(slot_of<P>(a, a.rank, from, call, token, step, all_steps), v, call, (P*)nullptr);
+        before = 0;
+        if (fits && thread < a.experts) {
+#pragma unroll 4
+            for (u32 rank = 0; rank < from; rank++) {
+                const u64 count = load8_volatile(words_of(a, a.rank, rank, call) + 1 + thread);
+                there &= count >> 32 == (u32)call;
+                before += (u32)count;
+            }
+        }
+        if (__all_sync(ALL, told >> 32 == (u32)call)) {
+            if (token >= (u32)told) return true;
+            if (__all_sync(ALL, thread >= a.top_k || word >> 32 == (u32)call)) {
+                here = __ballot_sync(ALL, thread < a.top_k && (u32)word != NO_ROW);
+                if (here == 0 || __all_sync(ALL, there)) break;
+            }
+        }
+        if (__any_sync(ALL, wait.is_over())) return false;
+    }
+    const bool is_here = here >> thread & 1;
+    const u32 expert = is_here ? (u32)word >> 16 : 0;
+    u32 first = __shfl_sync(ALL, before, expert % 32);
+    bool aborted = false;
+    if (!fits && is_here) {
+        first = 0;
+        for (u32 rank = 0; rank < from; rank++) {
+            u32 count = 0;
+            aborted |= !get_word(a, words_of(a, a.rank, rank, call) + 1 + expert, call, count);
+            first += count;
+        }
+    }
+    if (__any_sync(ALL, aborted)) return false;
+    const u32 row = is_here ? expert * a.ranks * a.max_tokens + first + ((u32)word & 0xffff) : NO_ROW;
+    if (step == 0 && thread < a.top_k) own_of(a)->rows(a, from)[token * a.top_k + thread] = (int)row;
 #pragma unroll 1
-    for (; here != 0; here &= here - 1) store_part<P>(a, v[0], __shfl_sync(ALL, row, __ffs(here) - 1), step, steps);
+    for (; here != 0; here &= here - 1) store_part<P>(a, v, __shfl_sync(ALL, row, __ffs(here) - 1), step, steps);
     return true;
 }
 
 template <class P> static __device__ void dispatch(const Arguments& a) {
-    __shared__ Senders senders;
     Own* const own = own_of(a);
     const u64 call = own->calls[blockIdx.x] + 1;
     const u32 steps = steps_of<P>(a.row_bytes), all_steps = steps + steps_of<P>(a.scale_bytes);
-    const u32 warps = gridDim.x * WARPS, pushers = warps - WARPS;
+    const u32 warps = gridDim.x * WARPS;
+    bool aborted = false;
     if (blockIdx.x == gridDim.x - 1) {
-        tell_counts(a, call);
+        tell(a, call);
+        aborted = !hear_counts(a, call);
     } else {
-        // First the places, which all steps of a token need.
-        for (u32 i = warp_of_grid(); i < a.tokens * (1 + all_steps); i += pushers) {
-            const u32 part = i - a.tokens;
-            if (i < a.tokens)
-                tell_places(a, call, i);
-            else
-                push<P>(a, call, part / all_steps, part % all_steps, steps, all_steps);
-            __syncwarp();
-        }
+        for (u32 i = warp_of_grid(); i < a.tokens * all_steps; i += warps - WARPS)
+            push<P>(a, call, i / all_steps, i % all_steps, steps, all_steps);
     }
-    bool aborted = !hear_counts(a, call, senders);
-    u32 most = 0;
-    for (u32 from = 0; from < a.ranks && !aborted; from++) most = max(most, senders.tokens[from]);
-    for (u32 i = warp_of_grid(); i < a.ranks * most * all_steps && !aborted; i += warps) {
+    u32 all = a.ranks * a.max_tokens * all_steps;
+    for (u32 i = warp_of_grid(); i < all && !aborted; i += warps) {
         const u32 step = i % all_steps, part = i / all_steps;
-        const u32 from = (a.rank + part % a.ranks) % a.ranks, token = part / a.ranks;
-        if (token < senders.tokens[from]) aborted = !take<P>(a, call, senders, from, token, step, steps, all_steps);
+        u32 from = a.rank + part % a.ranks;
+        if (from >= a.ranks) from -= a.ranks;
+        aborted = !take<P>(a, call, from, part / a.ranks, step, steps, all_steps);
+        if (i == warp_of_grid() && i + warps < all && !aborted) {
+            // How many tokens there are at most is known by now.
+            u32 tokens = 0;
+            const u32 thread = thread_of_warp();
+            if (thread < a.ranks) aborted = !get_word(a, words_of(a, a.rank, thread, call), call, tokens);
+            aborted = __any_sync(ALL, aborted);
+            all = a.ranks * largest(tokens) * all_steps;
+        }
     }
     // All warps of the block have read the number.
     if (!__syncthreads_or(aborted) && threadIdx.x == 0) own->calls[blockIdx.x] = call;
 }
 
-// Pushes a step of the rows that a rank's token has here back to that rank.
-template <class P> static __device__ __forceinline__ void give_back(const Arguments& a, u64 call, u32 to, u32 token, u32 step, u32 steps) {
-    const u32 thread = thread_of_warp();
-    const int row = thread < a.top_k ? own_of(a)->rows(a, to)[token * a.top_k + thread] : -1;
+// Pushes a step of a token's rows here back to its rank. A thread has the row of its choice.
+template <class P>
+static __device__ __forceinline__ void give_back(const Arguments& a, u64 call, int row, u32 to, u32 token, u32 step, u32 steps) {
     u32 here = __ballot_sync(ALL, row >= 0);
 #pragma unroll 1
     while (here != 0) {
@@ -333,13 +366,27 @@ template <class P> static __device__ __forceinline__ void give_back(const Argume
     }
 }
 
+// What a thread knows of its choice of a token.
+struct Choice {
+    int place, row;
+    float weight;
+
+    __device__ __forceinline__ void load(const Arguments& a, u32 token) {
+        place = row = -1, weight = 0;
+        const u32 thread = thread_of_warp(), choice = token * a.top_k + thread;
+        if (token < a.tokens && thread < a.top_k) {
+            place = own_of(a)->places[choice];
+            row = own_of(a)->rows(a, a.rank)[choice];
+            weight = a.weights[choice];
+        }
+    }
+};
+
 // Adds up a step of what a token's experts have made of it, in the order of its choices; false if the call is aborted.
-template <class P> static __device__ __forceinline__ bool add_up(const Arguments& a, u64 call, u32 token, u32 step, u32 steps) {
-    const u32 thread = thread_of_warp(), choice = token * a.top_k + thread;
-    const bool was_sent = thread < a.top_k && token < own_of(a)->tokens[a.rank];
-    const int place = was_sent ? own_of(a)->places[choice] : -1;
-    const int row = place >= 0 ? own_of(a)->rows(a, a.rank)[token * a.top_k + place] : -1;
-    const float weight = place >= 0 ? a.weights[choice] : 0;
+template <class P>
+static __device__ __forceinline__ bool add_up(const Arguments& a, u64 call, const Choice& own, u32 token, u32 step, u32 steps) {
+    // Of an expert that was chosen twice there is one row.
+    const int row = __shfl_sync(ALL, own.row, own.place < 0 ? 0 : own.place);
     float sum[P::UNITS][4] = {};
 #pragma unroll 1
     for (u32 k = 0; k < a.top_k; k += AT_ONCE) {
@@ -349,18 +396,19 @@ template <class P> static __device__ __forceinline__ bool add_up(const Arguments
 #pragma unroll
         for (u32 g = 0; g < AT_ONCE; g++) {
             // Threads from top_k on have no choice: their place is -1.
-            const int from = __shfl_sync(ALL, place, (k + g) % 32), here = __shfl_sync(ALL, row, (k + g) % 32);
+            const int from = __shfl_sync(ALL, own.place, (k + g) % 32), here = __shfl_sync(ALL, row, (k + g) % 32);
             slots[g] = return_of<P>(a, a.rank, token * a.top_k + (from < 0 ? 0 : from), step, steps);
-            there |= (u32)(from >= 0) << g;
+            if (from < 0) continue;
+            there |= 1u << g;
             if (here >= 0)
                 load_part<P>(a, v[g], here, step, steps);
             else
-                wanted |= (u32)(from >= 0) << g;
+                wanted |= 1u << g;
         }
         if (!get_all<P, AT_ONCE>(a, slots, wanted, v, call)) return false;
 #pragma unroll
         for (u32 g = 0; g < AT_ONCE; g++) {
-            const float factor = __shfl_sync(ALL, weight, (k + g) % 32);
+            const float factor = __shfl_sync(ALL, own.weight, (k + g) % 32);
             if ((there >> g & 1) == 0) continue;
 #pragma unroll
             for (u32 u = 0; u < P::UNITS; u++)
@@ -382,16 +430,26 @@ template <class P> static __device__ __forceinline__ bool add_up(const Arguments
 template <class P> static __device__ void combine_rows(const Arguments& a) {
     Own* const own = own_of(a);
     const u64 call = own->calls[0];
-    const u32 steps = steps_of<P>(a.row_bytes), warps = gridDim.x * WARPS, peers = a.ranks - 1;
-    u32 most = 0;
-    for (u32 from = 0; from < a.ranks; from++) most = max(most, own->tokens[from]);
-    for (u32 i = warp_of_grid(); i < peers * most * steps; i += warps) {
-        const u32 step = i % steps, part = i / steps;
-        const u32 to = (a.rank + 1 + part % peers) % a.ranks, token = part / peers;
-        if (token < own->tokens[to]) give_back<P>(a, call, to, token, step, steps);
+    const u32 thread = thread_of_warp(), warps = gridDim.x * WARPS, peers = a.ranks - 1, steps = steps_of<P>(a.row_bytes);
+    const u32 tokens = thread < a.ranks ? own->tokens[thread] : 0;
+    // What is needed first is on its way before anything is waited for.
+    Choice next;
+    next.load(a, warp_of_grid() / steps);
+    u32 all = peers * a.max_tokens * steps;
+    for (u32 i = warp_of_grid(); i < all; i += warps) {
+        const u32 step = i % steps, part = i / steps, token = part / peers;
+        u32 to = a.rank + 1 + part % peers;
+        if (to >= a.ranks) to -= a.ranks;
+        const int row = thread < a.top_k ? own->rows(a, to)[token * a.top_k + thread] : -1;
+        if (token < __shfl_sync(ALL, tokens, to)) give_back<P>(a, call, row, to, token, step, steps);
+        all = peers * largest(tokens) * steps;
     }
-    for (u32 i = warp_of_grid(); i < a.tokens * steps; i += warps)
-        if (!add_up<P>(a, call, i / steps, i % steps, steps)) return;
+    for (u32 i = warp_of_grid(); i < a.tokens * steps; i += warps) {
+        Choice choice = next;
+        next.load(a, (i + warps) / steps);
+        if (i / steps >= __shfl_sync(ALL, tokens, a.rank)) choice.place = -1;
+        if (!add_up<P>(a, call, choice, i / steps, i % steps, steps)) return;
+    }
 }
 
 #define KERNEL(name, P, body)                                           \
