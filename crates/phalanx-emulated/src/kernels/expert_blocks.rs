@@ -25,13 +25,6 @@ pub struct Block<'a> {
     pub blocks: usize,
 }
 
-/// What a block of the receiver knows of all senders.
-struct Senders {
-    tokens: Vec<usize>,
-    /// Of each sender and local expert: where the sender's rows begin among the expert's.
-    first_rows: Vec<Vec<usize>>,
-}
-
 /// Reads a plain number. The launch has checked the memory that the arguments name.
 fn read<T: Copy>(address: u64) -> T {
     // SAFETY: as said; only copies and atomics access it.
@@ -165,13 +158,24 @@ impl<'a> Block<'a> {
         Some(step)
     }
 
-    fn tell_counts(&self, call: u64) {
-        let mut rows = vec![0; self.experts() * self.ranks()];
+    /// Tells every rank the places of the choices among their experts' rows, the counts, and the number of tokens.
+    fn tell(&self, call: u64) {
+        let mut rows = vec![0u32; self.experts() * self.ranks()];
         for token in 0..self.tokens() {
-            let mut experts: Vec<usize> = self.experts_of(token).into_iter().flatten().collect();
-            experts.sort_unstable();
-            experts.dedup();
-            experts.into_iter().for_each(|expert| rows[expert] += 1);
+            let experts = self.experts_of(token);
+            for (k, expert) in experts.iter().enumerate() {
+                let choice = token * self.top_k() + k;
+                let first = experts.iter().position(|other| other == expert).expect("it is there itself");
+                write(self.place(choice), if expert.is_some() { first as i32 } else { -1 });
+                for to in 0..self.ranks() {
+                    let goes = expert.filter(|expert| first == k && expert / self.experts() == to);
+                    let value = goes
+                        .map_or(NO_ROW, |expert| ((expert % self.experts()) as u32) << 16 | rows[expert]);
+                    self.put_word(self.word(to, self.rank(), call, 1 + self.experts() + choice), value, call);
+                }
+            }
+            let firsts = experts.iter().enumerate().filter(|(k, expert)| !experts[..*k].contains(*expert));
+            firsts.filter_map(|(_, expert)| *expert).for_each(|expert| rows[expert] += 1);
         }
         for (expert, rows) in rows.into_iter().enumerate() {
             let (to, at) = (expert / self.experts(), expert % self.experts());
@@ -179,24 +183,6 @@ impl<'a> Block<'a> {
         }
         for to in 0..self.ranks() {
             self.put_word(self.word(to, self.rank(), call, 0), self.arguments.tokens, call);
-        }
-    }
-
-    fn tell_places(&self, call: u64, token: usize) {
-        let experts = self.experts_of(token);
-        for (k, expert) in experts.iter().enumerate() {
-            let choice = token * self.top_k() + k;
-            let first = experts.iter().position(|other| other == expert).expect("it is there itself");
-            write(self.place(choice), if expert.is_some() { first as i32 } else { -1 });
-            for to in 0..self.ranks() {
-                let goes = expert.filter(|expert| first == k && expert / self.experts() == to);
-                let value = goes.map_or(NO_ROW, |expert| {
-                    let has_it = |before: &usize| self.experts_of(*before).contains(&Some(expert));
-                    let place = (0..token).filter(has_it).count();
-                    ((expert % self.experts()) << 16 | place) as u32
-                });
-                self.put_word(self.word(to, self.rank(), call, 1 + self.experts() + choice), value, call);
-            }
         }
     }
 
@@ -235,42 +221,37 @@ impl<'a> Block<'a> {
         }
     }
 
-    async fn hear_counts(&self, call: u64) -> Option<Senders> {
-        let mut senders = Senders { tokens: Vec::new(), first_rows: Vec::new() };
+    async fn hear_counts(&self, call: u64) -> Option<()> {
         let mut rows = vec![0; self.experts()];
         for from in 0..self.ranks() {
-            senders.tokens.push(self.get_word(self.word(self.rank(), from, call, 0), call).await? as usize);
-            senders.first_rows.push(rows.clone());
+            write(self.tokens_of(from), self.get_word(self.word(self.rank(), from, call, 0), call).await?);
             for (expert, rows) in rows.iter_mut().enumerate() {
-                let count = self.get_word(self.word(self.rank(), from, call, 1 + expert), call).await?;
-                *rows += count as usize;
+                *rows += self.get_word(self.word(self.rank(), from, call, 1 + expert), call).await?;
             }
         }
-        if self.number == 0 {
-            for (expert, rows) in rows.into_iter().enumerate() {
-                write(self.arguments.counts + 4 * expert as u64, rows as u32);
-            }
-            for (from, tokens) in senders.tokens.iter().enumerate() {
-                write(self.tokens_of(from), *tokens as u32);
-            }
+        for (expert, rows) in rows.into_iter().enumerate() {
+            write(self.arguments.counts + 4 * expert as u64, rows);
         }
-        Some(senders)
+        Some(())
     }
 
-    async fn take(
-        &self,
-        call: u64,
-        senders: &Senders,
-        (from, token, step): (usize, usize, usize),
-    ) -> Option<()> {
+    async fn take(&self, call: u64, (from, token, step): (usize, usize, usize)) -> Option<()> {
+        if token >= self.get_word(self.word(self.rank(), from, call, 0), call).await? as usize {
+            return Some(());
+        }
         let mut rows = Vec::new();
         for choice in token * self.top_k()..(token + 1) * self.top_k() {
             let word = self.word(self.rank(), from, call, 1 + self.experts() + choice);
             let word = self.get_word(word, call).await?;
             let (expert, place) = (word as usize >> 16, word as usize & 0xffff);
-            let row = (word != NO_ROW).then(|| {
-                expert * self.ranks() * self.max_tokens() + senders.first_rows[from][expert] + place
-            });
+            let mut row = None;
+            if word != NO_ROW {
+                let mut first = 0;
+                for rank in 0..from {
+                    first += self.get_word(self.word(self.rank(), rank, call, 1 + expert), call).await? as usize;
+                }
+                row = Some(expert * self.ranks() * self.max_tokens() + first + place);
+            }
             if step == 0 {
                 write(self.row(from, choice), row.map_or(-1, |row| row as i32));
             }
@@ -292,23 +273,25 @@ impl<'a> Block<'a> {
         let all_steps = self.steps().1;
         let warps = self.blocks * WARPS;
         if self.number + 1 == self.blocks {
-            self.tell_counts(call);
+            self.tell(call);
+            if self.hear_counts(call).await.is_none() {
+                return;
+            }
         } else {
-            for i in self.work(warps - WARPS, self.tokens() * (1 + all_steps)) {
-                match i.checked_sub(self.tokens()) {
-                    None => self.tell_places(call, i),
-                    Some(part) => self.push(call, part / all_steps, part % all_steps),
-                }
+            for i in self.work(warps - WARPS, self.tokens() * all_steps) {
+                self.push(call, i / all_steps, i % all_steps);
                 pause().await;
             }
         }
-        let Some(senders) = self.hear_counts(call).await else { return };
-        let most = senders.tokens.iter().copied().max().unwrap_or(0);
+        let mut most = 0;
+        for from in 0..self.ranks() {
+            let Some(tokens) = self.get_word(self.word(self.rank(), from, call, 0), call).await else { return };
+            most = most.max(tokens as usize);
+        }
         for i in self.work(warps, self.ranks() * most * all_steps) {
             let (step, part) = (i % all_steps, i / all_steps);
             let (from, token) = ((self.rank() + part % self.ranks()) % self.ranks(), part / self.ranks());
-            if token < senders.tokens[from] && self.take(call, &senders, (from, token, step)).await.is_none()
-            {
+            if self.take(call, (from, token, step)).await.is_none() {
                 return;
             }
         }
