@@ -55,6 +55,8 @@ struct Own {
         return places + (u64)(rank + 1) * a.max_tokens * a.top_k;
     }
 };
+// SLOT and NUMBERS in src/backend/nccl/direct/experts.rs.
+static_assert(Ll::SLOT == 1024 && Ll128::SLOT == 1024 && sizeof(Own) == 1096);
 static __device__ __forceinline__ Own* own_of(const Arguments& a) { return (Own*)(a.scratch[a.rank] + a.own); }
 
 // The words of a dispatch from `from` to `to`: the number of tokens, of rows for each expert, and for each choice the expert and the place
