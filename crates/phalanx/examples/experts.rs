@@ -6,9 +6,9 @@
 //! of each choice back; and the same with kernels that pack the tokens, place the rows, pack the results, and add up. The lists for them, and the
 //! counts, are made by the host before anything is timed.
 
-use phalanx::cudarc::nvrtc::compile_ptx;
 use phalanx::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use phalanx::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
+use phalanx::cudarc::nvrtc::compile_ptx;
 use phalanx::nccl::ExpertLayout;
 use phalanx::{BackendKind, Comm, DType, Result, bf16};
 use std::sync::Arc;
@@ -78,7 +78,9 @@ impl Lists {
         let all: Vec<Vec<i32>> = (0..ranks).map(|rank| routing(rank, tokens)).collect();
         let choices = |from: usize, token: usize, to: usize| {
             let of_token = all[from][token * TOP_K..(token + 1) * TOP_K].iter().enumerate();
-            of_token.filter(move |(_, expert)| **expert as usize / each == to).map(|(k, expert)| (k, *expert as usize))
+            of_token
+                .filter(move |(_, expert)| **expert as usize / each == to)
+                .map(|(k, expert)| (k, *expert as usize))
         };
         let mut lists = Lists { sources: vec![0; tokens * TOP_K], ..Lists::default() };
         let mut filled = vec![0; EXPERTS];
@@ -188,7 +190,8 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
     let mut there = || -> Result<()> {
         let (from, mut to) = (sent.slice(..len(&lists.sent)), received.slice_mut(..len(&lists.received)));
         on.all_to_all_v(&from, &lists.sent, &mut to, &lists.received)?;
-        let (from, mut to) = (results.slice(..len(&lists.sent_back)), returned.slice_mut(..len(&lists.received_back)));
+        let (from, mut to) =
+            (results.slice(..len(&lists.sent_back)), returned.slice_mut(..len(&lists.received_back)));
         on.all_to_all_v(&from, &lists.sent_back, &mut to, &lists.received_back)
     };
     there()?;
@@ -197,18 +200,27 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
 
     let module = context.load_module(compile_ptx(SOURCE).expect("NVRTC compiles the kernels"))?;
     let (move_rows, add_up) = (module.load_function("move_rows")?, module.load_function("add_up")?);
-    let upload = |rows: &[[i32; 2]]| stream.clone_htod(if rows.is_empty() { &[0, 0][..] } else { rows.as_flattened() });
+    let upload = |rows: &[[i32; 2]]| {
+        stream.clone_htod(if rows.is_empty() { &[0, 0][..] } else { rows.as_flattened() })
+    };
     let (pack, place) = (upload(&lists.pack)?, upload(&lists.place)?);
     let (place_own, pack_back) = (upload(&lists.place_own)?, upload(&lists.pack_back)?);
     let sources = stream.clone_htod(&lists.sources)?;
     let mut placed = stream.alloc_zeros::<bf16>(EXPERTS * tokens * hidden)?;
     let mut summed = stream.alloc_zeros::<bf16>(tokens * hidden)?;
     let width = (hidden / 8) as i32;
-    let moved = |from: &CudaSlice<bf16>, to: &mut CudaSlice<bf16>, rows: &CudaSlice<i32>, count: usize| -> Result<()> {
-        let config = LaunchConfig { grid_dim: (count as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+    let moved = |from: &CudaSlice<bf16>,
+                 to: &mut CudaSlice<bf16>,
+                 rows: &CudaSlice<i32>,
+                 count: usize|
+     -> Result<()> {
+        let config =
+            LaunchConfig { grid_dim: (count as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         if count > 0 {
             // SAFETY: the kernel's parameters; the lists name rows of these buffers.
-            unsafe { stream.launch_builder(&move_rows).arg(from).arg(to).arg(rows).arg(&width).launch(config) }?;
+            unsafe {
+                stream.launch_builder(&move_rows).arg(from).arg(to).arg(rows).arg(&width).launch(config)
+            }?;
         }
         Ok(())
     };
@@ -219,13 +231,21 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
         moved(&received, &mut placed, &place, lists.place.len())?;
         moved(&input, &mut placed, &place_own, lists.place_own.len())?;
         moved(&placed, &mut results, &pack_back, lists.pack_back.len())?;
-        let (from, mut to) = (results.slice(..len(&lists.sent_back)), returned.slice_mut(..len(&lists.received_back)));
+        let (from, mut to) =
+            (results.slice(..len(&lists.sent_back)), returned.slice_mut(..len(&lists.received_back)));
         on.all_to_all_v(&from, &lists.sent_back, &mut to, &lists.received_back)?;
         let (top_k, width) = (TOP_K as i32, (hidden / 4) as i32);
         let grid_dim = (tokens as u32, (hidden as u32 / 4).div_ceil(256), 1);
         let config = LaunchConfig { grid_dim, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         let mut launch = stream.launch_builder(&add_up);
-        launch.arg(&returned).arg(&placed).arg(&sources).arg(&weights).arg(&mut summed).arg(&top_k).arg(&width);
+        launch
+            .arg(&returned)
+            .arg(&placed)
+            .arg(&sources)
+            .arg(&weights)
+            .arg(&mut summed)
+            .arg(&top_k)
+            .arg(&width);
         // SAFETY: the kernel's parameters; the sources name rows of these buffers.
         unsafe { launch.launch(config) }?;
         Ok(())

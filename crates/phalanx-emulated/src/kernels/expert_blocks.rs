@@ -169,8 +169,8 @@ impl<'a> Block<'a> {
                 write(self.place(choice), if expert.is_some() { first as i32 } else { -1 });
                 for to in 0..self.ranks() {
                     let goes = expert.filter(|expert| first == k && expert / self.experts() == to);
-                    let value = goes
-                        .map_or(NO_ROW, |expert| ((expert % self.experts()) as u32) << 16 | rows[expert]);
+                    let value =
+                        goes.map_or(NO_ROW, |expert| ((expert % self.experts()) as u32) << 16 | rows[expert]);
                     self.put_word(self.word(to, self.rank(), call, 1 + self.experts() + choice), value, call);
                 }
             }
@@ -248,7 +248,8 @@ impl<'a> Block<'a> {
             if word != NO_ROW {
                 let mut first = 0;
                 for rank in 0..from {
-                    first += self.get_word(self.word(self.rank(), rank, call, 1 + expert), call).await? as usize;
+                    first +=
+                        self.get_word(self.word(self.rank(), rank, call, 1 + expert), call).await? as usize;
                 }
                 row = Some(expert * self.ranks() * self.max_tokens() + first + place);
             }
@@ -285,7 +286,9 @@ impl<'a> Block<'a> {
         }
         let mut most = 0;
         for from in 0..self.ranks() {
-            let Some(tokens) = self.get_word(self.word(self.rank(), from, call, 0), call).await else { return };
+            let Some(tokens) = self.get_word(self.word(self.rank(), from, call, 0), call).await else {
+                return;
+            };
             most = most.max(tokens as usize);
         }
         for i in self.work(warps, self.ranks() * most * all_steps) {

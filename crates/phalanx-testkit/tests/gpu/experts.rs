@@ -260,7 +260,7 @@ fn layer<T: Number + DeviceRepr>(
     let what = |what: &str| format!("{what} of {layout:?}, {router:?} {seed}");
     let inputs = inputs::<T>(&layout, ranks, router, seed);
     let mut buffers = Buffers::new(stream(comm), experts, &inputs[rank])?;
-    must("dispatch", buffers.dispatch(experts, seed % 2 == 0))?;
+    must("dispatch", buffers.dispatch(experts, seed.is_multiple_of(2)))?;
     let (counts, rows) = (download(comm, &buffers.counts)?, download(comm, &buffers.rows)?);
     let scales = download(comm, &buffers.row_scales)?;
 
@@ -348,7 +348,7 @@ fn repeated(comm: Comm, _: &[String]) -> Outcome {
             let inputs = inputs::<bf16>(&layout, comm.world_size(), Router::Random, seed);
             let mut buffers = Buffers::new(stream(&comm), &experts, &inputs[comm.rank()])?;
             must("dispatch", buffers.dispatch(&mut experts, false))?;
-            if seed % 3 == 0 {
+            if seed.is_multiple_of(3) {
                 // The next dispatch follows at once.
                 continue;
             }
@@ -406,7 +406,7 @@ fn graphs(comm: Comm, _: &[String]) -> Outcome {
         let output = stream.clone_dtoh(&buffers.output).context(|| "download".into())?;
         let expected = output_of(&layout, own, |_, value| value);
         expect(format!("the output of replay {seed}"), &output[..expected.len()], |i| expected[i])?;
-        if seed % 2 == 0 {
+        if seed.is_multiple_of(2) {
             layer::<bf16>(&comm, &mut experts, Router::Random, seed)?;
         }
     }
