@@ -202,3 +202,7 @@ pub use cudarc;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "nccl"))]
+#[doc = include_str!("../../../docs/guide/own-kernels.md")]
+struct OwnKernels;

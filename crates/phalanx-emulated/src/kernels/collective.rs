@@ -121,20 +121,7 @@ impl Launched {
 
     /// Ends the process if the kernel's GPU must not access the memory.
     fn check(&self, when: When) {
-        for (range, _) in self.ranges().into_iter().filter(|(range, _)| range.len > 0) {
-            range.check(when);
-            let Some(allocation) = memory::find(range.address) else { continue };
-            let is_reached = allocation.kind == Kind::Host
-                || context::find(self.context)
-                    .is_ok_and(|own: Arc<CudaContext>| own.reaches(allocation.context));
-            if !is_reached {
-                let Range { role, address, .. } = range;
-                violation(
-                    FUNCTION,
-                    format!("{role} at {address:#x} is in another context, to which this one has no access"),
-                );
-            }
-        }
+        check_reached(self.ranges().into_iter().map(|(range, _)| range), self.context, when);
     }
 
     /// Fills the output with garbage, which exposes programs that read it before the kernel has ended. Buffers that
@@ -157,6 +144,23 @@ impl Launched {
         let grid = Grid::new(self.arguments.abort);
         let warps = (0..self.lanes).map(|lane| self.kernel.warp(&self.arguments, &grid, lane)).collect();
         grid.run(warps);
+    }
+}
+
+/// Ends the process if a kernel on a GPU must not access one of these.
+pub fn check_reached(ranges: impl IntoIterator<Item = Range>, context: Handle, when: When) {
+    for range in ranges.into_iter().filter(|range| range.len > 0) {
+        range.check(when);
+        let Some(allocation) = memory::find(range.address) else { continue };
+        let is_reached = allocation.kind == Kind::Host
+            || context::find(context).is_ok_and(|own: Arc<CudaContext>| own.reaches(allocation.context));
+        if !is_reached {
+            let Range { role, address, .. } = range;
+            violation(
+                FUNCTION,
+                format!("{role} at {address:#x} is in another context, to which this one has no access"),
+            );
+        }
     }
 }
 

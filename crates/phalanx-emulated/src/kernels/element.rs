@@ -104,7 +104,7 @@ integers! {
     U64: u64, i128;
 }
 
-fn narrow_bf16(value: f32) -> u64 {
+pub fn narrow_bf16(value: f32) -> u64 {
     let bits = value.to_bits();
     let quiet = bits >> 16 | 0x40;
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;

@@ -16,7 +16,7 @@ pub const INBOX: usize = 4_755_456;
 /// Bytes of a lane's numbers: steps sent, received, known to be emptied by the peer, and the credit.
 const NUMBERS: u64 = 32;
 /// Bytes of a slot, in both protocols.
-const SLOT: u64 = 1024;
+pub const SLOT: u64 = 1024;
 /// Words of data in a line of LL128.
 const LINE: usize = 15;
 
@@ -147,7 +147,8 @@ impl<'a> Lane<'a> {
         if self.acked[to] + DEPTH < step {
             self.wait_for_credit(to, step - DEPTH).await;
         }
-        self.put(self.protocol.slot(remote, self.number, step), data, step);
+        let slot = self.protocol.slot(remote, self.number, step);
+        self.protocol.put(self.grid, slot, data, step ^ self.kind);
         self.grid.has_changed();
     }
 
@@ -156,7 +157,7 @@ impl<'a> Lane<'a> {
         let Some((own, _)) = self.peers[from] else { return false };
         let step = self.received[from] + nth;
         let slot = self.protocol.slot(own, self.number, step);
-        while !self.get(slot, data, step) {
+        while !self.protocol.get(slot, data, step ^ self.kind) {
             if self.look_for_abort() {
                 return false;
             }
@@ -193,24 +194,31 @@ impl<'a> Lane<'a> {
         self.is_aborted |= self.grid.is_aborted();
         self.is_aborted
     }
+}
 
+/// The 32 bits that LL has of a flag: the highest one, too.
+fn short(flag: u64) -> u64 {
+    flag & 0xffff_ffff ^ flag >> 63 << 31
+}
+
+impl Protocol {
     /// Fills a slot. Its parts become visible in an order that changes.
-    fn put(&self, slot: u64, data: &Step, step: u64) {
-        if self.protocol.has_lines {
-            let lines = self.protocol.words / LINE;
-            let first = self.grid.below(lines);
+    pub fn put(&self, grid: &Grid, slot: u64, data: &Step, flag: u64) {
+        if self.has_lines {
+            let lines = self.words / LINE;
+            let first = grid.below(lines);
             for line in (first..lines).chain(0..first) {
                 let start = slot + 128 * line as u64;
                 for (n, value) in data[line * LINE..(line + 1) * LINE].iter().enumerate() {
                     word(start + 8 * n as u64).store(*value, Relaxed);
                 }
                 // A line arrives whole.
-                word(start + 8 * LINE as u64).store(step ^ self.kind, Release);
+                word(start + 8 * LINE as u64).store(flag, Release);
             }
             return;
         }
-        let flag = (step << 32) ^ self.kind;
-        let first = self.grid.below(data.len());
+        let flag = short(flag) << 32;
+        let first = grid.below(data.len());
         for n in (first..data.len()).chain(0..first) {
             let (low, high) = (data[n] & 0xffff_ffff, data[n] >> 32);
             word(slot + 16 * n as u64 + 8).store(high | flag, Relaxed);
@@ -218,12 +226,12 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Reads a slot; false if it does not hold the step yet.
-    fn get(&self, slot: u64, data: &mut Step, step: u64) -> bool {
-        if self.protocol.has_lines {
+    /// Reads a slot; false if it does not hold the step with this flag yet.
+    pub fn get(&self, slot: u64, data: &mut Step, flag: u64) -> bool {
+        if self.has_lines {
             return data.chunks_exact_mut(LINE).enumerate().all(|(line, words)| {
                 let start = slot + 128 * line as u64;
-                let is_there = word(start + 8 * LINE as u64).load(Acquire) == step ^ self.kind;
+                let is_there = word(start + 8 * LINE as u64).load(Acquire) == flag;
                 let read = |n: usize| word(start + 8 * n as u64).load(Relaxed);
                 words.iter_mut().enumerate().for_each(|(n, value)| *value = read(n));
                 is_there
@@ -233,7 +241,7 @@ impl<'a> Lane<'a> {
             let (low, high) =
                 (word(slot + 16 * n as u64).load(Acquire), word(slot + 16 * n as u64 + 8).load(Acquire));
             *value = low & 0xffff_ffff | high << 32;
-            [low, high].iter().all(|half| (half ^ self.kind) >> 32 == u64::from(step as u32))
+            [low, high].iter().all(|half| half >> 32 == short(flag))
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The functions on modules, and launches of their kernels.
 
 use super::image::Image;
-use super::{atomics, collective, messages, norm, training};
+use super::{atomics, collective, experts, messages, norm, training};
 use crate::base::call::{Code, exported};
 use crate::base::handles::{self, Handle, Handles};
 use crate::base::pointers::{In, Out};
@@ -71,6 +71,7 @@ exported! {
             .or_else(|| training::work(&kernel.name, gx, parameters))
             .or_else(|| messages::work(&kernel.name, [gx, gy, gz], [bx, by, bz], parameters))
             .or_else(|| norm::work(&kernel.name, [gx, gy, gz], [bx, by, bz], parameters))
+            .or_else(|| experts::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters))
             .or_else(|| collective::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters));
         stream.enqueue(work.ok_or(NOT_FOUND)??)
     }

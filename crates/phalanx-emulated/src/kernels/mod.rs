@@ -12,6 +12,7 @@
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
 //! | `messages.rs` | messages |
 //! | `norm.rs` | sums of rows with what follows them |
+//! | `experts.rs`, `expert_blocks.rs` | experts' dispatch and combine: the same, and what a block does |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
 //! | `exchange.rs` | a warp's exchange of steps with all peers |
 //! | `lane.rs` | a warp's end of its lane in the FIFOs between GPUs |
@@ -25,6 +26,8 @@ mod atomics;
 mod collective;
 mod element;
 mod exchange;
+mod expert_blocks;
+mod experts;
 mod image;
 mod lane;
 mod launch;

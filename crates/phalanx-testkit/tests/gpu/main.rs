@@ -8,6 +8,7 @@ mod collectives;
 mod communicators;
 mod device_comm;
 mod exits;
+mod experts;
 mod failures;
 mod flavour;
 mod fused;
@@ -45,6 +46,7 @@ use std::process::ExitCode;
 const SHARES: &[Share] = &[
     ("own_kernels/again/", 16),
     ("own_kernels/", 2),
+    ("experts/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
     ("hosts/", 4),
@@ -72,6 +74,8 @@ const SLOW: &[&str] = &[
     "aborted_graph",
     "absent_at_alloc",
     "device_comm_absent",
+    "experts/absent",
+    "experts/repeated",
     "held_inside",
     "hosts/late",
     "hosts/stopped_for_less",
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         messages::SCENARIOS,
         communicators::SCENARIOS,
         exits::SCENARIOS,
+        experts::SCENARIOS,
         streams::SCENARIOS,
         groups::SCENARIOS,
         memory::SCENARIOS,
@@ -175,12 +180,13 @@ fn main() -> ExitCode {
             trials.extend(kept_errors::emulated_trials());
             trials.extend(own_kernels::trials());
             trials.extend(fused::trials());
+            trials.extend(experts::trials());
             trials.extend(soak::trials());
             trials.extend(own_kernels::again(names.into_iter()));
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }
         Err(why) => {
-            let names = ["releases", "injected", "kept_errors", "own_kernels", "missing_nccl"];
+            let names = ["releases", "injected", "kept_errors", "own_kernels", "experts", "missing_nccl"];
             let left_out = |name: &str| suite::ignored(name, why.to_string());
             trials.extend(names.map(left_out));
         }

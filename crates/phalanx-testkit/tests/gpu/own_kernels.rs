@@ -80,7 +80,7 @@ const WORLDS: [Worlds; 11] = [
     ("memory", &[("ll", "threads", 2), ("ll", "processes", 3)]),
 ];
 
-const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -570,8 +570,8 @@ fn aborted_graph(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// The FIFOs' memory comes back, of communicators that end well and of those that fail.
-fn free_bytes(comm: &Comm) -> Result<usize, String> {
+/// Bytes that are free on the communicator's GPU.
+pub fn free_bytes(comm: &Comm) -> Result<usize, String> {
     stream(comm).context().bind_to_thread().context(|| "bind".into())?;
     Ok(mem_get_info().context(|| "mem_get_info".into())?.0)
 }
@@ -620,6 +620,7 @@ fn setting() -> Outcome {
     done()
 }
 
+/// The FIFOs' memory comes back, of communicators that end well and of those that fail.
 fn memory_given_back(comm: Comm, _: &[String]) -> Outcome {
     let free = || free_bytes(&comm);
     let make_and_drop = |fails: bool| -> Result<usize, String> {

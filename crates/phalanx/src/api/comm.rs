@@ -149,7 +149,7 @@ impl Comm {
     }
 
     /// The number of new symmetric memory, from 1: the same on all ranks.
-    pub(super) fn next_memory(&self) -> u32 {
+    pub(crate) fn next_memory(&self) -> u32 {
         self.memories.fetch_add(1, Ordering::Relaxed) + 1
     }
 

@@ -61,7 +61,11 @@ impl<'a> Call<'a> {
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // There is nothing to give, but every rank waits for every other.
             Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | Init | Shrink | WaitSignals
-            | Symmetric | SharedByHost | Epoch | EndEpoch | Free => (Who::All, Who::All, false, false, false),
+            | Symmetric | SharedByHost | Epoch | EndEpoch | Free | Experts => {
+                (Who::All, Who::All, false, false, false)
+            }
+            // How many go where, only the routing on the GPUs says: a block is one token.
+            ExpertDispatch | ExpertCombine => (Who::All, Who::All, false, false, false),
             Send | Recv | OneSided => unreachable!("not collectives"),
         };
         let size = self.dtype.size();

@@ -48,10 +48,15 @@ pub(crate) enum Operation {
     SharedByHost,
     /// An all_reduce of rows with what follows it.
     AllReduceRmsNorm,
+    /// Scratch of experts. A hash of their layout is in the place of the root.
+    Experts,
+    /// Tokens to experts and back. The number of the experts' scratch is in the place of the root.
+    ExpertDispatch,
+    ExpertCombine,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 36] = [
+    const ALL: [(Operation, &'static str); 39] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -88,6 +93,9 @@ impl Operation {
         (Operation::OneSided, "one_sided"),
         (Operation::SharedByHost, "shared_by_host"),
         (Operation::AllReduceRmsNorm, "all_reduce_rms_norm"),
+        (Operation::Experts, "experts"),
+        (Operation::ExpertDispatch, "expert_dispatch"),
+        (Operation::ExpertCombine, "expert_combine"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -136,7 +144,8 @@ impl Operation {
     /// Whether the operation moves no data.
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
-        let is_errand = matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm);
+        let is_errand =
+            matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts);
         is_errand || self.is_of_window() || matches!(self, Barrier | Finalize | Split | SplitGrid | OneSided)
     }
 }

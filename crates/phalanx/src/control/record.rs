@@ -115,6 +115,9 @@ impl fmt::Display for CallRecord {
         if self.operation == Operation::DeviceComm {
             return write!(f, "(requirements #{:08x})", self.root);
         }
+        if self.operation == Operation::Experts {
+            return write!(f, "(layout #{:08x})", self.root);
+        }
         if self.operation == Operation::SplitGrid {
             return write!(f, "(grid #{:08x})", self.root);
         }
@@ -143,6 +146,7 @@ impl fmt::Display for CallRecord {
             write!(f, ", {}", self.reduction.name())?;
         }
         match block.unwrap_or(self.operation) {
+            Operation::ExpertDispatch | Operation::ExpertCombine => write!(f, ", experts {}", self.root)?,
             Operation::AllReduce if self.root != 0 => write!(f, ", parts #{:08x}", self.root)?,
             operation if operation.is_rooted() => write!(f, ", root {}", self.root)?,
             Operation::Send => write!(f, ", to rank {}", self.root)?,

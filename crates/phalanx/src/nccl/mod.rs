@@ -20,6 +20,8 @@ mod comm;
 mod device_comm;
 mod estimate;
 #[cfg(feature = "nccl")]
+mod experts;
+#[cfg(feature = "nccl")]
 mod fused;
 #[cfg(feature = "nccl")]
 mod graph;
@@ -43,6 +45,8 @@ pub use device_comm::{
     DeviceComm, DeviceRequirements, Endpoint, GinConnection, GinType, Properties, Resource, ResourceHandle,
     Team, TeamKind,
 };
+#[cfg(feature = "nccl")]
+pub use experts::{ExpertLayout, Experts};
 #[cfg(feature = "nccl")]
 pub use fused::{QuantizedElement, RowElement};
 #[cfg(feature = "nccl")]

@@ -237,7 +237,8 @@ impl Communicator {
                 AllGatherV | GatherV | ScatterV => self.messages(call),
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
-                | SharedByHost | AllReduceRmsNorm | Epoch | EndEpoch | Free | OneSided => {
+                | SharedByHost | AllReduceRmsNorm | Experts | ExpertDispatch | ExpertCombine | Epoch
+                | EndEpoch | Free | OneSided => {
                     unreachable!("nothing to enqueue")
                 }
             }

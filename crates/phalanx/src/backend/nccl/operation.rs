@@ -321,9 +321,9 @@ pub(crate) unsafe fn messages(
         }
     }
     let Some((announced, stream)) = last else { return Ok(()) };
-    // SAFETY: the caller's contract; the addresses are on the device now.
     let enqueue = |needs: &mut Needs| {
         let parts = moved.iter().map(Part::of).collect();
+        // SAFETY: the caller's contract; the addresses are on the device now.
         unsafe { communicator.exchange(parts, group::is_open(), needs) }
     };
     let arrival = Arrival::with(peers);

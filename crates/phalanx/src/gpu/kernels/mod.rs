@@ -1,8 +1,8 @@
 //! phalanx's own GPU kernels: their images, and loading them.
 //!
 //! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`,
-//! `messages.cu`, and `norm.cu` (a sum of rows with what follows it).
-//! `.ci/gpu-kernels` compiles them into `images/`: one module for the operations that move data, one for each element type that is reduced.
+//! `messages.cu`, `experts.cu`, and `norm.cu` (a sum of rows with what follows it). `.ci/gpu-kernels` compiles them into `images/`: one
+//! module for the operations that move data, one for each element type that is reduced, one for each other file and type.
 //! Users need no compiler.
 //!
 //! Tests without a GPU run a model of them: `crates/phalanx-emulated/src/kernels` follows these files line by line.
@@ -44,10 +44,12 @@ pub(crate) enum KernelModule {
     Reduce(DType),
     /// A sum of rows with what follows it, of f16 or bf16.
     Norm(DType),
+    /// Dispatch and combine of mixtures of experts.
+    Experts,
 }
 
 /// Number of modules.
-pub(crate) const MODULES: usize = 18;
+pub(crate) const MODULES: usize = 19;
 
 impl KernelModule {
     /// Its place among all modules.
@@ -58,6 +60,7 @@ impl KernelModule {
             KernelModule::Norm(DType::Bf16) => 15,
             KernelModule::Norm(_) => 16,
             KernelModule::Messages => 17,
+            KernelModule::Experts => 18,
         }
     }
 
@@ -67,6 +70,7 @@ impl KernelModule {
             KernelModule::Messages => images!("messages"),
             KernelModule::Norm(DType::Bf16) => images!("norm_bf16"),
             KernelModule::Norm(_) => images!("norm_f16"),
+            KernelModule::Experts => images!("experts"),
             KernelModule::Reduce(dtype) => match dtype {
                 DType::F32 => images!("reduce_f32"),
                 DType::F64 => images!("reduce_f64"),
@@ -88,7 +92,7 @@ impl KernelModule {
     }
 
     /// The names of its kernels: of collectives by protocol and number of hops (LL, LL128, and both again in two hops), of norms with the sum
-    /// and without.
+    /// and without, of experts first those that dispatch.
     fn kernels(self) -> Vec<String> {
         match self {
             KernelModule::Move => ["ll", "ll128"].map(|protocol| format!("phalanx_move_{protocol}")).into(),
@@ -101,6 +105,9 @@ impl KernelModule {
             KernelModule::Norm(dtype) => {
                 ["all_reduce_norm", "norm"].map(|kernel| format!("phalanx_{kernel}_{}", dtype.name())).into()
             }
+            KernelModule::Experts => ["dispatch_ll", "dispatch_ll128", "combine_ll", "combine_ll128"]
+                .map(|kernel| format!("phalanx_expert_{kernel}"))
+                .into(),
         }
     }
 }
@@ -152,9 +159,17 @@ impl Kernels {
 /// The major number of a GPU's compute capability. cudarc's own question would answer an error of something else that
 /// its context keeps.
 pub(crate) fn generation(gpu: &CudaContext) -> Result<i32> {
-    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+}
+
+/// How many multiprocessors a GPU has.
+pub(crate) fn multiprocessors(gpu: &CudaContext) -> Result<usize> {
+    attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(|count| count as usize)
+}
+
+fn attribute(gpu: &CudaContext, attribute: CUdevice_attribute) -> Result<i32> {
     // SAFETY: a device that is open.
-    let answer = unsafe { result::device::get_attribute(gpu.cu_device(), major) };
+    let answer = unsafe { result::device::get_attribute(gpu.cu_device(), attribute) };
     answer.map_err(|error| failed("cuDeviceGetAttribute", error).into())
 }
 

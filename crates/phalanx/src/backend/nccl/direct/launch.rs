@@ -1,6 +1,7 @@
 //! A call as a kernel's arguments, and its launch.
 
 use super::choose::{Algorithm, choose, factor};
+use super::experts::ExpertArguments;
 use super::messages::MessageArguments;
 use super::norm::NormArguments;
 use super::setup::Direct;
@@ -80,6 +81,7 @@ pub(super) enum KernelArguments {
     Collective(Arguments),
     Norm(NormArguments),
     Messages(Box<MessageArguments>),
+    Experts(ExpertArguments),
 }
 
 impl KernelArguments {
@@ -87,6 +89,7 @@ impl KernelArguments {
         match self {
             KernelArguments::Collective(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
             KernelArguments::Norm(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
+            KernelArguments::Experts(arguments) => std::ptr::from_ref(arguments).cast_mut().cast(),
             KernelArguments::Messages(arguments) => std::ptr::from_ref(&**arguments).cast_mut().cast(),
         }
     }

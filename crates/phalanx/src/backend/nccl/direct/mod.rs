@@ -4,8 +4,9 @@
 //! | file | what |
 //! |---|---|
 //! | `choose.rs`, `tunables.rs` | which calls go where, and by which algorithm |
-//! | `setup.rs` | memory that peers write to: allocated, exchanged, opened, given back |
+//! | `setup.rs`, `peer_memory.rs` | what own kernels need; memory that peers write to: allocated, exchanged, opened, given back |
 //! | `launch.rs`, `messages.rs`, `norm.rs` | a call as a kernel's arguments, and its launch |
+//! | `experts.rs` | dispatch and combine of experts: their scratch, their launch |
 //!
 //! The kernels are in `gpu/kernels`, where `fifo.cuh` says how data travels. Three properties matter here:
 //!
@@ -15,14 +16,17 @@
 //! - Contributions are combined in rank order, with the arithmetic of host memory.
 
 mod choose;
+mod experts;
 mod launch;
 mod messages;
 mod norm;
+mod peer_memory;
 mod setup;
 mod tunables;
 
 pub use choose::GpuAlgorithm;
 pub(crate) use choose::{Algorithm, is_empty_of_own_type};
+pub(crate) use experts::{ExpertScratch, ExpertShape, ExpertTask};
 pub(crate) use launch::{KernelLaunch, launch};
 pub(crate) use norm::alone;
 pub(crate) use setup::Direct;

@@ -38,6 +38,10 @@ pub(crate) const NORM_ROW_STEPS: usize = 36;
 /// Most messages of a launch (`MOST` in gpu/kernels/messages.cu).
 pub(crate) const MESSAGES: usize = 32;
 
+/// Warps of a block of experts' kernels, and most blocks: four communicators' fit on an H100 at once.
+pub(crate) const EXPERT_WARPS: usize = 8;
+pub(crate) const EXPERT_BLOCKS: usize = 96;
+
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
 /// Lanes up to which every block has one warp, so that the blocks spread over the GPU.
