@@ -9,7 +9,7 @@
 use phalanx::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use phalanx::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
 use phalanx::cudarc::nvrtc::compile_ptx;
-use phalanx::nccl::ExpertLayout;
+use phalanx::nccl::{Config, ExpertLayout, GpuAlgorithm};
 use phalanx::{BackendKind, Comm, DType, Result, bf16};
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,19 +25,33 @@ fn main() -> Result<()> {
     let ranks = std::env::args().nth(1).map_or(2, |arg| arg.parse().expect("a number of ranks"));
     println!("{ranks} ranks, top {TOP_K} of {EXPERTS} experts, bf16; microseconds of a dispatch and combine");
     println!("hidden tokens dispatch     both transfers     NCCL  ratio");
-    let run = Comm::builder().backend(BackendKind::Nccl).run(ranks, |comm| -> Result<()> {
-        for hidden in [4096, 7168] {
-            for tokens in [1, 8, 32, 128] {
-                let [dispatch, both, transfers, nccl] = measure(&comm, hidden, tokens)?;
-                if comm.rank() == 0 {
-                    let ratio = both / nccl;
-                    println!("{hidden:>6} {tokens:>6} {dispatch:>8.2} {both:>8.2} {transfers:>9.2} {nccl:>8.2} {ratio:>6.2}");
-                }
-            }
-        }
-        Ok(())
+    let (own, nccl) = (world(GpuAlgorithm::Auto, ranks, own)?, world(GpuAlgorithm::Nccl, ranks, by_nccl)?);
+    for (((hidden, tokens), [dispatch, both]), [transfers, nccl]) in sizes().zip(own).zip(nccl) {
+        let ratio = both / nccl;
+        println!(
+            "{hidden:>6} {tokens:>6} {dispatch:>8.2} {both:>8.2} {transfers:>9.2} {nccl:>8.2} {ratio:>6.2}"
+        );
+    }
+    Ok(())
+}
+
+/// Hidden sizes, and tokens.
+fn sizes() -> impl Iterator<Item = (usize, usize)> {
+    [4096, 7168].into_iter().flat_map(|hidden| [1, 8, 32, 128].map(|tokens| (hidden, tokens)))
+}
+
+/// Rank 0's measurements of all sizes.
+fn world(
+    algorithm: GpuAlgorithm,
+    ranks: usize,
+    measure: fn(&Comm, &Setting) -> Result<[f64; 2]>,
+) -> Result<Vec<[f64; 2]>> {
+    let mut config = Config::default();
+    config.gpu_algorithm = Some(algorithm);
+    let run = Comm::builder().backend(BackendKind::Nccl).nccl(config).run(ranks, |comm| {
+        sizes().map(|(hidden, tokens)| measure(&comm, &Setting::new(&comm, hidden, tokens)?)).collect()
     })?;
-    run.into_iter().collect()
+    run.into_iter().next().expect("rank 0")
 }
 
 /// A rank's routing: different experts for each token, the same on every rank that asks.
@@ -149,39 +163,66 @@ extern "C" __global__ void add_up(const uint2* returned, const uint2* own, const
 }
 "#;
 
-/// Microseconds of a dispatch and of a whole layer by phalanx's kernels, and of NCCL's transfers and of a whole layer with them.
-fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
+/// What a rank has before a layer.
+struct Setting {
+    hidden: usize,
+    tokens: usize,
+    /// Tracks nothing, so that its memory can be captured.
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    values: Vec<bf16>,
+    input: CudaSlice<bf16>,
+    weights: CudaSlice<f32>,
+}
+
+impl Setting {
+    fn new(comm: &Comm, hidden: usize, tokens: usize) -> Result<Setting> {
+        let context = CudaContext::new(comm.nccl().expect("NCCL").context().ordinal())?;
+        // SAFETY: every slice of this context is used on the one stream.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream()?;
+        let values: Vec<bf16> =
+            (0..tokens * hidden).map(|i| bf16::from_f32((i % 97) as f32 / 16.0)).collect();
+        let input = stream.clone_htod(&values)?;
+        let weights = stream.clone_htod(&vec![0.125f32; tokens * TOP_K])?;
+        Ok(Setting { hidden, tokens, context, stream, values, input, weights })
+    }
+}
+
+/// Microseconds of a dispatch and of a whole layer by phalanx's kernels.
+fn own(comm: &Comm, setting: &Setting) -> Result<[f64; 2]> {
+    let Setting { hidden, tokens, stream, values, input, weights, .. } = setting;
     let layout = ExpertLayout {
         experts: EXPERTS,
-        max_tokens: tokens,
+        max_tokens: *tokens,
         top_k: TOP_K,
-        hidden,
+        hidden: *hidden,
         dtype: DType::Bf16,
         scales: 0,
     };
-    let own = comm.nccl().expect("NCCL");
-    let mut experts = own.experts(&layout)?;
-    // A context that tracks nothing, whose memory can be captured.
-    let context = CudaContext::new(own.context().ordinal())?;
-    // SAFETY: every slice of this context is used on the one stream.
-    unsafe { context.disable_event_tracking() };
-    let stream = context.new_stream()?;
-    let on = comm.on(&stream)?;
-
-    let values: Vec<bf16> = (0..tokens * hidden).map(|i| bf16::from_f32((i % 97) as f32 / 16.0)).collect();
-    let input = stream.clone_htod(&values)?;
-    let chosen = stream.clone_htod(&routing(comm.rank(), tokens))?;
-    let weights = stream.clone_htod(&vec![0.125f32; tokens * TOP_K])?;
+    let mut experts = comm.nccl().expect("NCCL").experts(&layout)?;
+    let chosen = stream.clone_htod(&routing(comm.rank(), *tokens))?;
     let mut rows = stream.alloc_zeros::<bf16>(experts.rows() * hidden)?;
     let mut of_each = stream.alloc_zeros::<i32>(experts.local().len())?;
     let mut output = stream.alloc_zeros::<bf16>(tokens * hidden)?;
-    let dispatch = capture(&stream, || experts.dispatch(&stream, &input, &chosen, &mut rows, &mut of_each))?;
-    let both = capture(&stream, || {
-        experts.dispatch(&stream, &input, &chosen, &mut rows, &mut of_each)?;
+    let dispatch = capture(stream, || experts.dispatch(stream, input, &chosen, &mut rows, &mut of_each))?;
+    let both = capture(stream, || {
+        experts.dispatch(stream, input, &chosen, &mut rows, &mut of_each)?;
         // The experts' kernels would be here.
-        experts.combine(&stream, &rows, &weights, &mut output)
+        experts.combine(stream, &rows, weights, &mut output)
     })?;
+    let times = medians(comm, stream, [&dispatch, &both])?;
+    drop((dispatch, both));
+    // Experts that change nothing, and weights whose sum is 1.
+    assert_eq!(stream.clone_dtoh(&output)?, *values, "the combined output is the input");
+    experts.free()?;
+    Ok(times)
+}
 
+/// Microseconds of NCCL's transfers, and of a whole layer with them.
+fn by_nccl(comm: &Comm, setting: &Setting) -> Result<[f64; 2]> {
+    let Setting { context, stream, values, input, weights, .. } = setting;
+    let (hidden, tokens, on) = (setting.hidden, setting.tokens, comm.on(stream)?);
     let lists = Lists::new(comm, tokens, hidden);
     let len = |counts: &[usize]| counts.iter().sum::<usize>();
     let buffer = |counts: &[usize]| stream.alloc_zeros::<bf16>(len(counts).max(hidden));
@@ -196,7 +237,7 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
     };
     there()?;
     on.sync()?;
-    let transfers = capture(&stream, there)?;
+    let transfers = capture(stream, there)?;
 
     let module = context.load_module(compile_ptx(SOURCE).expect("NVRTC compiles the kernels"))?;
     let (move_rows, add_up) = (module.load_function("move_rows")?, module.load_function("add_up")?);
@@ -224,12 +265,12 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
         }
         Ok(())
     };
-    let nccl = capture(&stream, || -> Result<()> {
-        moved(&input, &mut sent, &pack, lists.pack.len())?;
+    let nccl = capture(stream, || -> Result<()> {
+        moved(input, &mut sent, &pack, lists.pack.len())?;
         let (from, mut to) = (sent.slice(..len(&lists.sent)), received.slice_mut(..len(&lists.received)));
         on.all_to_all_v(&from, &lists.sent, &mut to, &lists.received)?;
         moved(&received, &mut placed, &place, lists.place.len())?;
-        moved(&input, &mut placed, &place_own, lists.place_own.len())?;
+        moved(input, &mut placed, &place_own, lists.place_own.len())?;
         moved(&placed, &mut results, &pack_back, lists.pack_back.len())?;
         let (from, mut to) =
             (results.slice(..len(&lists.sent_back)), returned.slice_mut(..len(&lists.received_back)));
@@ -242,7 +283,7 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
             .arg(&returned)
             .arg(&placed)
             .arg(&sources)
-            .arg(&weights)
+            .arg(weights)
             .arg(&mut summed)
             .arg(&top_k)
             .arg(&width);
@@ -251,17 +292,20 @@ fn measure(comm: &Comm, hidden: usize, tokens: usize) -> Result<[f64; 4]> {
         Ok(())
     })?;
 
-    let mut times = [const { Vec::new() }; 4];
+    let times = medians(comm, stream, [&transfers, &nccl])?;
+    drop((transfers, nccl));
+    assert_eq!(stream.clone_dtoh(&summed)?, *values, "the combined output is the input");
+    Ok(times)
+}
+
+/// The median of the graphs' rounds, which alternate.
+fn medians(comm: &Comm, stream: &Arc<CudaStream>, graphs: [&CudaGraph; 2]) -> Result<[f64; 2]> {
+    let mut times = [const { Vec::new() }; 2];
     for _ in 0..ROUNDS {
-        for (graph, times) in [&dispatch, &both, &transfers, &nccl].into_iter().zip(&mut times) {
-            times.push(time(comm, &stream, graph)?);
+        for (graph, times) in graphs.into_iter().zip(&mut times) {
+            times.push(time(comm, stream, graph)?);
         }
     }
-    drop((dispatch, both, transfers, nccl));
-    // Experts that change nothing, and weights whose sum is 1.
-    assert_eq!(stream.clone_dtoh(&output)?, values, "the combined output is the input");
-    assert_eq!(stream.clone_dtoh(&summed)?, values, "NCCL's, too");
-    experts.free()?;
     Ok(times.map(|mut times| {
         times.sort_by(f64::total_cmp);
         times[ROUNDS / 2]

@@ -152,9 +152,10 @@ fn normalise<E: Convert<f32>>(a: &Arguments, number: u32, sum: &[u64]) {
         F8E4M3_ROWS => most / 448.0,
         _ => most / 127.0,
     };
+    let reciprocal = 1.0 / unit;
     let quantise = |y: &f32| match a.format {
-        F8E4M3_ROWS => <F8E4M3 as Convert<f32>>::down(y / unit) as u8,
-        _ => (y / unit).round_ties_even().clamp(-127.0, 127.0) as i8 as u8,
+        F8E4M3_ROWS => <F8E4M3 as Convert<f32>>::down(y * reciprocal) as u8,
+        _ => (y * reciprocal).round_ties_even().clamp(-127.0, 127.0) as i8 as u8,
     };
     let row: Vec<u8> = y.iter().map(quantise).collect();
     let range = |address, len| Range { function: FUNCTION, role: "", address, len };

@@ -510,7 +510,10 @@ fn usage(comm: Comm, _: &[String]) -> Outcome {
 /// The scratch comes back with `free`; without it, at the communicator's end.
 fn memory(comm: Comm, _: &[String]) -> Outcome {
     let layout = layout(&comm, 2, 64, 4, 4096);
-    must("free", make(&comm, &layout)?.free())?;
+    // The first one loads kernels, and fills the pools of memory.
+    let mut experts = make(&comm, &layout)?;
+    layer::<bf16>(&comm, &mut experts, Router::Random, 0)?;
+    must("free", experts.free())?;
     must("barrier", comm.barrier())?;
     let before = free_bytes(&comm)?;
     let mut experts = make(&comm, &layout)?;

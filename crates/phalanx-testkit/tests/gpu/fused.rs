@@ -192,7 +192,7 @@ fn one_quantized<Q: Number + QuantizedElement + DeviceRepr>(
     for (row, normed) in case.normed.chunks(hidden).enumerate() {
         let most = normed.iter().fold(0f32, |most, x| most.max(x.abs()));
         same(format!("scale of row {row}"), &scales[row..row + 1], &[most / largest])?;
-        let expected: Vec<Q> = normed.iter().map(|x| round(x / scales[row])).collect();
+        let expected: Vec<Q> = normed.iter().map(|x| round(x * (1.0 / scales[row]))).collect();
         same(format!("row {row} of {hidden} {}", Q::DTYPE), &output[row * hidden..][..hidden], &expected)?;
     }
     Ok(())

@@ -209,7 +209,7 @@ impl Nccl<'_> {
         comm.run_call(&normed.call)
     }
 
-    /// [`all_reduce_rms_norm`](Nccl::all_reduce_rms_norm) with an output of 8 bits: each row is divided by a scale of its own, which
+    /// [`all_reduce_rms_norm`](Nccl::all_reduce_rms_norm) with an output of 8 bits: each row is multiplied by the reciprocal of a scale of its own, which
     /// goes to `scales` (one for each row).
     ///
     /// The scale is the row's largest magnitude over that of the type (448 for [`F8E4M3`], 127 for `i8`), or 1 for a row of zeroes, and

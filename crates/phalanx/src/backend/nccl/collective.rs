@@ -275,10 +275,15 @@ impl Communicator {
     unsafe fn reducing_alone(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let mut call = *call;
         match call.reduction.code {
-            // The library makes a multiplication by one of it.
+            // The library makes a multiplication by one of an average.
             ReductionCode::Avg => call.reduction = RawReduction { code: ReductionCode::Sum, factor: 0 },
             ReductionCode::PreMulSum => can_multiply_alone(call.dtype, call.blocks.len(0))?,
             _ => {}
+        }
+        if call.reduction.code != ReductionCode::PreMulSum {
+            // A copy, also of types that the library does not reduce.
+            let bytes = call.blocks.len(0) * call.dtype.size();
+            call = Call { dtype: DType::U8, blocks: Blocks::Equal(bytes), ..call };
         }
         // SAFETY: the caller's contract.
         unsafe { self.reducing(&call, needs) }

@@ -28,8 +28,46 @@ constexpr u32 LINES = 2;
 constexpr u32 MAX_LINES = MAX_WARPS * MAX_STEPS * LINES;
 
 typedef Ll128 P;
-typedef Sum<P, ELEMENT, float> Values;
-constexpr u32 EACH = Values::EACH;
+constexpr u32 EACH = 4;  // elements in eight bytes
+
+// Two elements in a word, as numbers and back: rounded as element.cuh rounds them, but for the bits of NaN.
+template <class T> struct Two;
+template <> struct Two<Bf16> {
+    static __device__ __forceinline__ float low(u32 word) { return float_of(word << 16); }
+    static __device__ __forceinline__ float high(u32 word) { return float_of(word & 0xffff0000); }
+    static __device__ __forceinline__ u32 pack(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+        u32 word;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+        return word;
+#else
+        return (narrow_bf16(low) & 0xffff) | narrow_bf16(high) << 16;
+#endif
+    }
+};
+template <> struct Two<F16> {
+    static __device__ __forceinline__ float low(u32 word) { return widen_f16(word & 0xffff); }
+    static __device__ __forceinline__ float high(u32 word) { return widen_f16(word >> 16); }
+    static __device__ __forceinline__ u32 pack(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+        u32 word;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+        return word;
+#else
+        return narrow_f16(low) | narrow_f16(high) << 16;
+#endif
+    }
+};
+
+static __device__ __forceinline__ void unpack(u64 unit, float (&x)[EACH]) {
+    const u32 first = (u32)unit, second = (u32)(unit >> 32);
+    x[0] = Two<ELEMENT>::low(first), x[1] = Two<ELEMENT>::high(first);
+    x[2] = Two<ELEMENT>::low(second), x[3] = Two<ELEMENT>::high(second);
+}
+
+static __device__ __forceinline__ u64 pack(const float (&x)[EACH]) {
+    return Two<ELEMENT>::pack(x[0], x[1]) | (u64)Two<ELEMENT>::pack(x[2], x[3]) << 32;
+}
 
 static __device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
@@ -43,14 +81,24 @@ static __device__ __forceinline__ float largest_of_warp(float x) {
     return x;
 }
 
-// Four elements of a quantised row.
-template <u32 FORMAT> static __device__ __forceinline__ u32 quantise(const float (&y)[EACH], float scale) {
+// Four elements of a quantised row, by the reciprocal of its scale.
+template <u32 FORMAT> static __device__ __forceinline__ u32 quantise(const float (&y)[EACH], float reciprocal) {
+    float x[EACH];
+#pragma unroll
+    for (u32 i = 0; i < EACH; i++) x[i] = y[i] * reciprocal;
+#if __CUDA_ARCH__ >= 890
+    if (FORMAT == F8E4M3_ROWS) {
+        u16 first, second;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(first) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(second) : "f"(x[3]), "f"(x[2]));
+        return first | (u32)second << 16;
+    }
+#endif
     u32 bits = 0;
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
-        const float x = y[i] / scale;
-        const int whole = min(max(__float2int_rn(x), -127), 127);
-        bits |= (FORMAT == F8E4M3_ROWS ? E4m3::narrow(x) : (u32)whole & 0xff) << 8 * i;
+        const int whole = min(max(__float2int_rn(x[i]), -127), 127);
+        bits |= (FORMAT == F8E4M3_ROWS ? E4m3::narrow(x[i]) : (u32)whole & 0xff) << 8 * i;
     }
     return bits;
 }
@@ -105,7 +153,7 @@ template <u32 STEPS, bool SUMS> struct Rows {
     // Sums the ranks' contributions to step k, in rank order.
     __device__ __forceinline__ bool sum(u32 k, const u64 (&mine)[P::UNITS], u64 (&v)[P::UNITS]) {
         constexpr u32 G = P::AT_ONCE;
-        Values sum;
+        float all[P::UNITS][EACH] = {};
 #pragma unroll 1
         for (u32 first = 0; first < a.ranks; first += G) {
             u32 senders = 0;
@@ -118,14 +166,16 @@ template <u32 STEPS, bool SUMS> struct Rows {
             for (u32 g = 0; g < G; g++) {
                 if (first + g >= a.ranks) break;
 #pragma unroll
-                for (u32 u = 0; u < P::UNITS; u++) v[u] = first + g == a.rank ? mine[u] : theirs[g][u];
-                if (first + g == 0)
-                    sum.first(v);
-                else
-                    sum.template add_by<SUM>(v);
+                for (u32 u = 0; u < P::UNITS; u++) {
+                    float x[EACH];
+                    unpack(first + g == a.rank ? mine[u] : theirs[g][u], x);
+#pragma unroll
+                    for (u32 i = 0; i < EACH; i++) all[u][i] = first + g == 0 ? x[i] : all[u][i] + x[i];
+                }
             }
         }
-        sum.finish(v, SUM, a.ranks);
+#pragma unroll
+        for (u32 u = 0; u < P::UNITS; u++) v[u] = pack(all[u]);
         return true;
     }
 
@@ -141,19 +191,15 @@ template <u32 STEPS, bool SUMS> struct Rows {
     __device__ __forceinline__ void add(u32 k, const u64 (&v)[P::UNITS], u64 (&residual)[P::UNITS], float (&squares)[LINES]) {
 #pragma unroll
         for (u32 u = 0; u < P::UNITS; u++) {
-            u64 both = 0;
+            float sum[EACH], before[EACH];
+            unpack(v[u], sum), unpack(residual[u], before);
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) {
-                const float x = ELEMENT::template up<float>(Values::element(v[u], i)) +
-                                ELEMENT::template up<float>(Values::element(residual[u], i));
-                const u64 bits = ELEMENT::down(x);
-                both |= bits << (ELEMENT::SIZE * 8 * i);
-                // A line's last eight bytes are its flag.
-                const float kept = P::has(u, thread) ? ELEMENT::template up<float>(bits) : 0;
-                values[k][u][i] = kept;
-                squares[u / 2] += kept * kept;
-            }
-            residual[u] = both;
+            for (u32 i = 0; i < EACH; i++) sum[i] += before[i];
+            residual[u] = pack(sum);
+            // A line's last eight bytes are its flag.
+            unpack(P::has(u, thread) ? residual[u] : 0, values[k][u]);
+#pragma unroll
+            for (u32 i = 0; i < EACH; i++) squares[u / 2] += values[k][u][i] * values[k][u][i];
         }
     }
 
@@ -162,17 +208,13 @@ template <u32 STEPS, bool SUMS> struct Rows {
         for (u32 k = 0; k < STEPS; k++) {
             u64 v[P::UNITS];
 #pragma unroll
-            for (u32 u = 0; u < P::UNITS; u++) {
-                v[u] = 0;
-#pragma unroll
-                for (u32 i = 0; i < EACH; i++) v[u] |= ELEMENT::down(y[k][u][i]) << (ELEMENT::SIZE * 8 * i);
-            }
+            for (u32 u = 0; u < P::UNITS; u++) v[u] = pack(y[k][u]);
             store_step<P>(v, a.output + (u64)number * bytes + start(k), (long long)bytes - start(k));
         }
     }
 
     template <u32 FORMAT>
-    __device__ __forceinline__ void store_scaled(const float (&y)[STEPS][P::UNITS][EACH], u32 number, float scale) const {
+    __device__ __forceinline__ void store_scaled(const float (&y)[STEPS][P::UNITS][EACH], u32 number, float reciprocal) const {
         u8* to = a.output + (u64)number * a.hidden;
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++)
@@ -180,7 +222,7 @@ template <u32 STEPS, bool SUMS> struct Rows {
             for (u32 u = 0; u < P::UNITS; u++) {
                 const u32 place = start(k) + P::base(thread) + P::offset(u);
                 if (P::has(u, thread) && place < bytes)
-                    store_quantised(to + place / ELEMENT::SIZE, quantise<FORMAT>(y[k][u], scale));
+                    store_quantised(to + place / ELEMENT::SIZE, quantise<FORMAT>(y[k][u], reciprocal));
             }
     }
 };
@@ -233,21 +275,27 @@ template <u32 STEPS, bool SUMS> static __device__ void normalise(const NormArgum
 #pragma unroll 1
         for (u32 l = rows.thread; l < lines; l += 32) all += squares[turn][l];
         const float scale = 1.0f / sqrtf(sum_of_warp(all) / (float)a.hidden + a.epsilon);
-        float y[STEPS][P::UNITS][EACH], most = 0;
+        float y[STEPS][P::UNITS][EACH];
+#pragma unroll
+        for (u32 k = 0; k < STEPS; k++)
+#pragma unroll
+            for (u32 u = 0; u < P::UNITS; u++) {
+                float by[EACH];
+                unpack(weight[k][u], by);
+#pragma unroll
+                for (u32 i = 0; i < EACH; i++) y[k][u][i] = k < rows.steps ? rows.values[k][u][i] * scale * by[i] : 0;
+            }
+        if (a.format == AS_INPUT) {
+            rows.store(y, number);
+            continue;
+        }
+        float most = 0;
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++)
 #pragma unroll
             for (u32 u = 0; u < P::UNITS; u++)
 #pragma unroll
-                for (u32 i = 0; i < EACH; i++) {
-                    const float kept = k < rows.steps ? rows.values[k][u][i] : 0;
-                    y[k][u][i] = kept * scale * ELEMENT::template up<float>(Values::element(weight[k][u], i));
-                    if (P::has(u, rows.thread)) most = fmaxf(most, fabsf(y[k][u][i]));
-                }
-        if (a.format == AS_INPUT) {
-            rows.store(y, number);
-            continue;
-        }
+                for (u32 i = 0; i < EACH; i++) most = fmaxf(most, fabsf(y[k][u][i]));
         most = largest_of_warp(most);
         if (rows.thread == 0) largest[turn][rows.warp] = most;
         __syncthreads();
@@ -255,9 +303,9 @@ template <u32 STEPS, bool SUMS> static __device__ void normalise(const NormArgum
         const float unit = most == 0 ? 1.0f : most / (a.format == F8E4M3_ROWS ? 448.0f : 127.0f);
         if (threadIdx.x == 0) a.scales[number] = unit;
         if (a.format == F8E4M3_ROWS)
-            rows.template store_scaled<F8E4M3_ROWS>(y, number, unit);
+            rows.template store_scaled<F8E4M3_ROWS>(y, number, 1.0f / unit);
         else
-            rows.template store_scaled<I8_ROWS>(y, number, unit);
+            rows.template store_scaled<I8_ROWS>(y, number, 1.0f / unit);
     }
     if (SUMS) rows.lane.end(rows.row * rows.steps, rows.row * rows.steps);
 }
