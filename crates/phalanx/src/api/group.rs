@@ -185,6 +185,7 @@ impl<'env> Group<'env> {
         let mut moved = Group::new();
         moved.calls.extend(self.calls.iter().map(|(comm, call)| {
             let [send, recv] = footprint(call);
+            #[cfg_attr(not(feature = "nccl"), expect(unused_mut))]
             let mut moved = Call { send: place(send), recv: place(recv), ..*call };
             #[cfg(feature = "nccl")]
             if let Some(norm) = &mut moved.norm {
