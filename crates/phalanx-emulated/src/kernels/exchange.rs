@@ -1,6 +1,6 @@
 //! A warp's exchange of steps with all peers (`Exchange` and `Once` in `gpu/kernels/collectives.cu`).
 
-use super::lane::{INBOX, Lane, MAX_RANKS, Protocol, Step};
+use super::lane::{Lane, MAX_RANKS, Protocol, Step, pairs};
 use super::warps::Grid;
 
 /// A peer's part of a kernel's arguments.
@@ -60,11 +60,7 @@ impl Arguments {
 
     /// The inboxes of each pair: this rank's for the peer, and the peer's for this rank.
     pub fn inboxes(&self) -> [Option<(u64, u64)>; MAX_RANKS] {
-        std::array::from_fn(|peer| {
-            let place = if peer < self.rank() { peer } else { peer.saturating_sub(1) };
-            let is_peer = peer < self.ranks() && peer != self.rank();
-            is_peer.then(|| (self.own + (place * INBOX) as u64, self.peers[peer].inbox))
-        })
+        pairs(self.own, self.rank(), self.ranks(), |peer| self.peers[peer].inbox)
     }
 }
 

@@ -43,6 +43,19 @@ const _: () = assert!(LL128.start + LL128.lanes as u64 * (NUMBERS + DEPTH * SLOT
 /// The data of a step.
 pub type Step = Vec<u64>;
 
+/// The inboxes of each pair: this rank's for the peer, of those from `own` on, and the peer's for this rank.
+pub fn pairs(
+    own: u64,
+    rank: usize,
+    ranks: usize,
+    remote: impl Fn(usize) -> u64,
+) -> [Option<(u64, u64)>; MAX_RANKS] {
+    std::array::from_fn(|peer| {
+        let place = if peer < rank { peer } else { peer.saturating_sub(1) };
+        (peer < ranks && peer != rank).then(|| (own + (place * INBOX) as u64, remote(peer)))
+    })
+}
+
 impl Protocol {
     /// Bytes of data in a step.
     pub fn bytes(&self) -> usize {

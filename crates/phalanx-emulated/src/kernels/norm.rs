@@ -2,7 +2,7 @@
 
 use super::element::{Bf16, Convert, Element, F8E4M3, F16, Sum};
 use super::exchange::{load_step, store_step};
-use super::lane::{INBOX, LL128, Lane, MAX_RANKS, Step};
+use super::lane::{INBOX, LL128, Lane, MAX_RANKS, Step, pairs};
 use super::launch::parameter;
 use super::warps::{Grid, Warp};
 use crate::base::call::Code;
@@ -52,11 +52,7 @@ impl Arguments {
 
     /// The inboxes of each pair: this rank's for the peer, and the peer's for this rank.
     fn pairs(&self) -> [Option<(u64, u64)>; MAX_RANKS] {
-        std::array::from_fn(|peer| {
-            let place = if peer < self.rank as usize { peer } else { peer.saturating_sub(1) };
-            let is_peer = peer < self.ranks as usize && peer != self.rank as usize;
-            is_peer.then(|| (self.own + (place * INBOX) as u64, self.inboxes[peer]))
-        })
+        pairs(self.own, self.rank as usize, self.ranks as usize, |peer| self.inboxes[peer])
     }
 
     /// Memory that the kernel uses.

@@ -10,6 +10,8 @@ use crate::contract::{Call, Operation, RmsNorm, RowFormat};
 use crate::types::dtype::{DType, Element, F8E4M3, bf16, f16};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 
+const PLAIN: &str = "all_reduce_rms_norm";
+const QUANTIZED: &str = "all_reduce_rms_norm_quantized";
 /// Elements of a row are a multiple of this.
 const MULTIPLE: usize = 8;
 /// Most elements of a row.
@@ -41,41 +43,36 @@ struct Normed<'a> {
     loans: Vec<Loan<'a>>,
 }
 
-/// The lengths of a call, by the name of the buffer.
-struct Lengths {
-    operation: &'static str,
-    input: usize,
-    hidden: usize,
+/// The number of rows of so many elements.
+fn rows(operation: &'static str, elements: usize, hidden: usize) -> Result<usize> {
+    if hidden == 0 || hidden > LONGEST_ROW || !hidden.is_multiple_of(MULTIPLE) {
+        let expected = format!(
+            "a multiple of {MULTIPLE} up to {LONGEST_ROW}: pad the rows, or normalise them by an own kernel"
+        );
+        let name = format!("{operation}: the weight's length");
+        return Err(UsageError::Setting { name, value: hidden.to_string(), expected }.into());
+    }
+    let rows = elements / hidden;
+    check_length(operation, "input", (elements, rows * hidden), "rows as long as the weight")?;
+    Ok(rows)
 }
 
-impl Lengths {
-    fn check(&self, buffer: &'static str, actual: usize, expected: usize, rule: &'static str) -> Result<()> {
-        if actual == expected {
-            return Ok(());
-        }
-        Err(UsageError::Length { operation: self.operation, buffer, actual, expected, rule }.into())
-    }
-
-    /// The number of rows.
-    fn rows(&self) -> Result<usize> {
-        let hidden = self.hidden;
-        if hidden == 0 || hidden > LONGEST_ROW || !hidden.is_multiple_of(MULTIPLE) {
-            let expected = format!(
-                "a multiple of {MULTIPLE} up to {LONGEST_ROW}: pad the rows, or normalise them by an own kernel"
-            );
-            let name = format!("{}: the weight's length", self.operation);
-            return Err(UsageError::Setting { name, value: hidden.to_string(), expected }.into());
-        }
-        let rows = self.input / hidden;
-        self.check("input", self.input, rows * hidden, "rows as long as the weight")?;
-        Ok(rows)
+fn check_length(
+    operation: &'static str,
+    buffer: &'static str,
+    (actual, expected): (usize, usize),
+    rule: &'static str,
+) -> Result<()> {
+    match actual == expected {
+        true => Ok(()),
+        false => Err(UsageError::Length { operation, buffer, actual, expected, rule }.into()),
     }
 }
 
 impl<'a> Normed<'a> {
     fn new<S, R, W, O>(
         comm: &'a Comm,
-        lengths: &Lengths,
+        operation: &'static str,
         (input, residual, weight, output): (&'a S, &'a mut R, &'a W, &'a mut O),
         (epsilon, format): (f32, RowFormat),
     ) -> Result<Normed<'a>>
@@ -85,12 +82,13 @@ impl<'a> Normed<'a> {
         W: Source<Elem = S::Elem> + ?Sized,
         O: Target + ?Sized,
     {
-        lengths.rows()?;
-        lengths.check("residual", residual.len(), input.len(), "as many as the input")?;
-        lengths.check("output", output.len(), input.len(), "as many as the input")?;
+        let (len, hidden) = (input.len(), weight.len());
+        rows(operation, len, hidden)?;
+        check_length(operation, "residual", (residual.len(), len), "as many as the input")?;
+        check_length(operation, "output", (output.len(), len), "as many as the input")?;
         if NcclComm::of(&*comm.backend).is_none() {
             return Err(Error::from(UnsupportedError {
-                what: lengths.operation.into(),
+                what: operation.into(),
                 why: format!("the communicator is the {} backend's", comm.backend()),
                 remedy:
                     "use all_reduce, and normalise the rows, or a communicator on GPUs (BackendKind::Nccl)"
@@ -98,64 +96,57 @@ impl<'a> Normed<'a> {
             }));
         }
         let stream = &comm.stream;
-        let call = comm.shape().whole(Operation::AllReduceRmsNorm, input.len());
-        let call = Call { dtype: input.dtype(), ..call };
-        let (input, residual) = (input.lend(stream)?, residual.lend_mut(stream)?);
-        let (weight, output) = (weight.lend(stream)?, output.lend_mut(stream)?);
-        let loans = vec![input, output, residual, weight];
+        let call = Call { dtype: input.dtype(), ..comm.shape().whole(Operation::AllReduceRmsNorm, len) };
+        let loans = vec![
+            input.lend(stream)?,
+            output.lend_mut(stream)?,
+            residual.lend_mut(stream)?,
+            weight.lend(stream)?,
+        ];
         on_device(&loans)?;
-        let address = |loan: &Loan<'_>| loan.span().start.addr() as u64;
-        let norm = RmsNorm {
-            hidden: lengths.hidden,
-            epsilon,
-            residual: address(&loans[2]),
-            weight: address(&loans[3]),
-            format,
-            scales: 0,
-        };
+        let (residual, weight) = (address(&loans[2]), address(&loans[3]));
+        let norm = RmsNorm { hidden, epsilon, residual, weight, format, scales: 0 };
         let call = Call { norm: Some(norm), ..call.between(&loans[0], &loans[1], stream) };
         Ok(Normed { call, loans })
     }
 
-    /// Adds the scales of quantised rows.
-    fn scaled<T: Target<Elem = f32> + ?Sized>(
-        mut self,
+    /// With an output of 8 bits, and the scales of its rows.
+    fn quantized<S, R, W, O, T>(
         comm: &'a Comm,
+        (input, residual, weight, output): (&'a S, &'a mut R, &'a W, &'a mut O),
+        epsilon: f32,
         scales: &'a mut T,
-    ) -> Result<Normed<'a>> {
-        let loan = scales.lend_mut(&comm.stream)?;
-        on_device(std::slice::from_ref(&loan))?;
-        if let Some(norm) = &mut self.call.norm {
-            norm.scales = loan.span().start.addr() as u64;
-        }
-        self.loans.push(loan);
-        Ok(self)
+    ) -> Result<Normed<'a>>
+    where
+        S: Source + ?Sized,
+        R: Target<Elem = S::Elem> + ?Sized,
+        W: Source<Elem = S::Elem> + ?Sized,
+        O: Target<Elem: QuantizedElement> + ?Sized,
+        T: Target<Elem = f32> + ?Sized,
+    {
+        let rows = rows(QUANTIZED, input.len(), weight.len())?;
+        check_length(QUANTIZED, "scales", (scales.len(), rows), "one for each row")?;
+        let format = match <O::Elem as Element>::DTYPE {
+            DType::I8 => RowFormat::I8,
+            _ => RowFormat::F8E4M3,
+        };
+        let buffers = (input, residual, weight, output);
+        let mut normed = Normed::new(comm, QUANTIZED, buffers, (epsilon, format))?;
+        let scales = scales.lend_mut(&comm.stream)?;
+        on_device(std::slice::from_ref(&scales))?;
+        normed.call.norm = normed.call.norm.map(|norm| RmsNorm { scales: address(&scales), ..norm });
+        normed.loans.push(scales);
+        Ok(normed)
     }
+}
+
+fn address(loan: &Loan<'_>) -> u64 {
+    loan.span().start.addr() as u64
 }
 
 fn on_device(loans: &[Loan<'_>]) -> Result<()> {
     let spaces: Vec<_> = loans.iter().map(|loan| loan.span().space).collect();
     check_on_device(&spaces, "GPU memory, for all buffers", "copy them to the GPU (CudaStream::clone_htod)")
-}
-
-/// The two operations, of a communicator `$comm` and with buffers borrowed for `$lifetime`.
-macro_rules! normed {
-    ($comm:expr, $input:ident, $residual:ident, $weight:ident, $epsilon:ident, $output:ident) => {{
-        let lengths =
-            Lengths { operation: "all_reduce_rms_norm", input: $input.len(), hidden: $weight.len() };
-        Normed::new($comm, &lengths, ($input, $residual, $weight, $output), ($epsilon, RowFormat::AsInput))
-    }};
-    ($comm:expr, $input:ident, $residual:ident, $weight:ident, $epsilon:ident, $output:ident, $scales:ident) => {{
-        let operation = "all_reduce_rms_norm_quantized";
-        let lengths = Lengths { operation, input: $input.len(), hidden: $weight.len() };
-        lengths.check("scales", $scales.len(), lengths.rows()?, "one for each row")?;
-        let format = match <O::Elem as Element>::DTYPE {
-            DType::I8 => RowFormat::I8,
-            _ => RowFormat::F8E4M3,
-        };
-        Normed::new($comm, &lengths, ($input, $residual, $weight, $output), ($epsilon, format))?
-            .scaled($comm, $scales)
-    }};
 }
 
 impl Nccl<'_> {
@@ -205,7 +196,8 @@ impl Nccl<'_> {
         O: Target<Elem = S::Elem> + ?Sized,
     {
         let comm = self.front;
-        let normed = normed!(comm, input, residual, weight, epsilon, output)?;
+        let normed =
+            Normed::new(comm, PLAIN, (input, residual, weight, output), (epsilon, RowFormat::AsInput))?;
         comm.run_call(&normed.call)
     }
 
@@ -234,7 +226,7 @@ impl Nccl<'_> {
         T: Target<Elem = f32> + ?Sized,
     {
         let comm = self.front;
-        let normed = normed!(comm, input, residual, weight, epsilon, output, scales)?;
+        let normed = Normed::quantized(comm, (input, residual, weight, output), epsilon, scales)?;
         comm.run_call(&normed.call)
     }
 }
@@ -259,7 +251,8 @@ impl<'env> CommGroup<'_, 'env> {
         O: Target<Elem = S::Elem> + ?Sized,
     {
         let comm = self.comm();
-        let Normed { call, loans } = normed!(comm, input, residual, weight, epsilon, output)?;
+        let Normed { call, loans } =
+            Normed::new(comm, PLAIN, (input, residual, weight, output), (epsilon, RowFormat::AsInput))?;
         self.push(call, loans);
         Ok(())
     }
@@ -285,7 +278,8 @@ impl<'env> CommGroup<'_, 'env> {
         T: Target<Elem = f32> + ?Sized,
     {
         let comm = self.comm();
-        let Normed { call, loans } = normed!(comm, input, residual, weight, epsilon, output, scales)?;
+        let Normed { call, loans } =
+            Normed::quantized(comm, (input, residual, weight, output), epsilon, scales)?;
         self.push(call, loans);
         Ok(())
     }

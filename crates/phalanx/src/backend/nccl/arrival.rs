@@ -5,8 +5,8 @@
 //! them have announced it. That costs microseconds, once for each kind. The watchdog handles what can still
 //! go wrong inside the library.
 
-use super::collective::{Part, parts};
 use super::communicator::Communicator;
+use super::parts::{Part, parts};
 use crate::contract::{Blocks, Call, Direction, Operation};
 use crate::control::control_channel::{AnnouncedCall, Connection, TransferCheck};
 use crate::gpu::backoff::Backoff;

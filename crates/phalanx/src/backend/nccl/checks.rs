@@ -2,7 +2,7 @@
 //! itself.
 
 use super::arrival::Arrival;
-use super::{NcclComm, collective, group};
+use super::{NcclComm, group, parts};
 use crate::contract::{Call, Operation};
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
@@ -41,7 +41,7 @@ impl NcclComm {
     unsafe fn compare_blocks(&self, own: &AnnouncedCall, call: &Call<'_>) -> Result<()> {
         let communicator = &self.communicator;
         let mut peers = Vec::new();
-        for part in collective::parts(call, communicator.rank, communicator.ranks) {
+        for part in parts::parts(call, communicator.rank, communicator.ranks) {
             let count = part.bytes / call.dtype.size();
             let block = own.block(part.direction.operation(), (part.peer, count));
             peers.extend(communicator.expect_checked(&block, &part)?);

@@ -5,10 +5,8 @@ use super::device::StreamMemory;
 #[cfg(feature = "nccl")]
 use super::direct::{KernelLaunch, alone, is_empty_of_own_type, launch};
 #[cfg(feature = "nccl")]
-use super::group;
-#[cfg(feature = "nccl")]
 use crate::contract::RowFormat;
-use crate::contract::{Blocks, Call, Direction, Operation, Transfer};
+use crate::contract::{Blocks, Call, Operation};
 #[cfg(feature = "nccl")]
 use crate::gpu::kernels::{KernelModule, Kernels};
 use crate::types::dtype::DType;
@@ -27,6 +25,12 @@ pub(crate) enum Progress {
     InProgress,
 }
 
+/// What needs scratch memory, and what to use without it.
+const IN_PLACE: (&str, &str) = ("an all_to_all in place", "use all_to_all (all_to_all_v) with two buffers");
+#[cfg(feature = "nccl")]
+const QUANTISED: (&str, &str) =
+    ("a norm with quantised rows", "use all_reduce_rms_norm, and quantise its rows");
+
 /// Resources of an operation, kept until it is enqueued.
 #[derive(Default)]
 pub(crate) struct Needs {
@@ -37,7 +41,7 @@ pub(crate) struct Needs {
     bias: Option<*const c_void>,
     /// Own kernels that wait for the group's end.
     #[cfg(feature = "nccl")]
-    own_kernels: Vec<KernelLaunch>,
+    pub own_kernels: Vec<KernelLaunch>,
     /// The norm of rows whose sum is enqueued.
     #[cfg(feature = "nccl")]
     norm: Option<Box<KernelLaunch>>,
@@ -46,6 +50,13 @@ pub(crate) struct Needs {
 impl Needs {
     pub fn with_bias(bias: *const c_void) -> Needs {
         Needs { bias: Some(bias), ..Needs::default() }
+    }
+
+    pub fn has_own_kernels(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        return !self.own_kernels.is_empty();
+        #[cfg(not(feature = "nccl"))]
+        return false;
     }
 
     /// Whether nothing has to be freed, or enqueued behind the operation.
@@ -177,7 +188,7 @@ impl Communicator {
         let mut sum = Call { operation: Operation::AllReduce, norm: None, ..*call };
         if norm.format != RowFormat::AsInput {
             let bytes = call.blocks.longest() * call.dtype.size();
-            let scratch = StreamMemory::new(&self.device, bytes, call.stream, "quantised rows")?;
+            let scratch = StreamMemory::new(&self.device, bytes, call.stream, QUANTISED)?;
             sum.recv = scratch.start;
             needs.scratch = Some(scratch);
         }
@@ -344,7 +355,7 @@ impl Communicator {
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let bytes = call.flow().send_len(self.rank, self.ranks);
         let _current = self.device.enter();
-        let scratch = StreamMemory::new(&self.device, bytes, call.stream, "an all_to_all in place")?;
+        let scratch = StreamMemory::new(&self.device, bytes, call.stream, IN_PLACE)?;
         let copy = scratch.start;
         needs.scratch = Some(scratch);
         let call = &Call { send: copy, ..*call };
@@ -374,133 +385,6 @@ impl Communicator {
             }
             Ok(())
         })
-    }
-
-    /// `ncclAlltoAllv` of RCCL, in bytes. Otherwise messages are exchanged.
-    unsafe fn all_to_all_v(
-        &self,
-        call: &Call<'_>,
-        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
-    ) -> Result<Progress> {
-        #[cfg(feature = "nccl")]
-        if self.direct.get().is_some() {
-            let (own, others): (Vec<Part>, _) =
-                parts(call, self.rank, self.ranks).into_iter().partition(|part| part.peer == self.rank);
-            if let [
-                Part { direction: Direction::Send(from), bytes: bytes @ 1.., .. },
-                Part { direction: Direction::Recv(to), .. },
-            ] = own[..]
-            {
-                let _current = self.device.enter();
-                // SAFETY: the caller's contract: this rank's own block, as long in both buffers.
-                unsafe { self.device.copy(to, from, bytes, call.stream) }?;
-            }
-            // SAFETY: the caller's contract.
-            return unsafe { self.exchange(others, group::is_open(), needs) };
-        }
-        let size = call.dtype.size();
-        let Some(f) = self.library.ncclAlltoAllv else {
-            // SAFETY: the caller's contract.
-            return unsafe { self.messages(call) };
-        };
-        let lens = |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.len(r) * size).collect::<Vec<_>>();
-        let offsets =
-            |blocks: &Blocks<'_>| (0..self.ranks).map(|r| blocks.offset(r) * size).collect::<Vec<_>>();
-        let (send_lens, send_offsets) = (lens(&call.blocks), offsets(&call.blocks));
-        let (recv_lens, recv_offsets) = (lens(&call.recv_blocks), offsets(&call.recv_blocks));
-        let (send, recv, dtype) = (call.send.cast(), call.recv.cast(), ncclDataType_t::Uint8);
-        // SAFETY: the caller's contract; the lists have an entry for each rank and are read during the call.
-        let result = unsafe {
-            f(
-                send,
-                send_lens.as_ptr(),
-                send_offsets.as_ptr(),
-                recv,
-                recv_lens.as_ptr(),
-                recv_offsets.as_ptr(),
-                dtype,
-                self.handle(),
-                call.stream.0,
-            )
-        };
-        self.progress(result, "ncclAlltoAllv")
-    }
-
-    /// A collective as messages: this rank's sends and receives in one group.
-    unsafe fn messages(&self, call: &Call<'_>) -> Result<Progress> {
-        let parts = parts(call, self.rank, self.ranks);
-        // SAFETY: the caller's contract; the parts lie in the buffers.
-        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
-    }
-
-    /// Enqueues messages, all at once: by own kernels those that they carry, and the others beside them. In a group, the kernels wait for its
-    /// end.
-    ///
-    /// # Safety
-    /// As for [`enqueue`](Communicator::enqueue).
-    pub(crate) unsafe fn exchange(
-        &self,
-        #[cfg_attr(not(feature = "nccl"), expect(unused_mut))] mut parts: Vec<Part>,
-        #[cfg_attr(not(feature = "nccl"), expect(unused))] is_grouped: bool,
-        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
-    ) -> Result<Progress> {
-        #[cfg_attr(not(feature = "nccl"), expect(unused_mut))]
-        let mut own_streams: Vec<RawStream> = Vec::new();
-        #[cfg(feature = "nccl")]
-        if let Some(direct) = self.direct.get() {
-            let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
-            parts = others;
-            let mut launches = direct.prepare_messages(&self.device, self.rank, &own)?;
-            if !parts.is_empty() && !launches.is_empty() {
-                let side = direct.side(&self.device)?;
-                self.adopt(side)?;
-                launches.iter_mut().for_each(|launch| launch.beside(side));
-            }
-            if is_grouped {
-                needs.own_kernels.extend(launches);
-            } else {
-                own_streams.extend(launches.iter().map(KernelLaunch::followed_on));
-                for launch in &launches {
-                    // SAFETY: the caller's contract.
-                    unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) }?;
-                }
-            }
-            if parts.is_empty() {
-                return Ok(Progress::Enqueued);
-            }
-        }
-        if own_streams.is_empty() {
-            parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
-        }
-        // SAFETY: the caller's contract.
-        let exchanged =
-            self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))?;
-        own_streams.into_iter().try_for_each(|stream| self.come_after_last(stream))?;
-        Ok(exchanged)
-    }
-
-    /// Enqueues one message. An empty one is skipped on both sides.
-    unsafe fn message(&self, part: Part) -> Result<()> {
-        let Part { direction, peer, bytes, stream } = part;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (library, dtype) = (self.library, ncclDataType_t::Uint8);
-        let (peer, comm, stream) = (peer as i32, self.handle(), stream.0);
-        // SAFETY: the caller's contract.
-        let progress = unsafe {
-            match direction {
-                Direction::Send(source) => {
-                    let send = library.need(library.ncclSend, "ncclSend")?;
-                    self.progress(send(source.cast(), bytes, dtype, peer, comm, stream), "ncclSend")
-                }
-                Direction::Recv(target) => {
-                    let recv = library.need(library.ncclRecv, "ncclRecv")?;
-                    self.progress(recv(target.cast(), bytes, dtype, peer, comm, stream), "ncclRecv")
-                }
-            }
-        };
-        progress.map(drop)
     }
 
     /// Calls of the library that start together. The group ends also if one fails: no thread stays inside.
@@ -554,44 +438,6 @@ impl Communicator {
             unsafe { destroy(op, self.handle()) };
         }
     }
-}
-
-/// One message of a collective: bytes to or from a peer.
-#[derive(Clone, Copy)]
-pub(crate) struct Part {
-    pub direction: Direction,
-    pub peer: usize,
-    pub bytes: usize,
-    pub stream: RawStream,
-}
-
-impl Part {
-    pub fn of(transfer: &Transfer) -> Part {
-        let Transfer { direction, peer, count, dtype, stream, .. } = *transfer;
-        Part { direction, peer, bytes: count * dtype.size(), stream }
-    }
-}
-
-/// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
-/// block that is already in place is left out.
-pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
-    let (flow, stream) = (call.flow(), call.stream);
-    let (sends, receives) = (flow.writers.includes(rank), flow.readers.includes(rank));
-    let mut parts = Vec::with_capacity(2 * ranks);
-    for peer in 0..ranks {
-        let (source, target) = (flow.source(rank, peer), flow.target(rank, peer));
-        let (from, to) = (call.send.wrapping_add(source.start), call.recv.wrapping_add(target.start));
-        if peer == rank && from == to.cast_const() {
-            continue;
-        }
-        if sends && flow.readers.includes(peer) {
-            parts.push(Part { direction: Direction::Send(from), peer, bytes: source.len(), stream });
-        }
-        if receives && flow.writers.includes(peer) {
-            parts.push(Part { direction: Direction::Recv(to), peer, bytes: target.len(), stream });
-        }
-    }
-    parts
 }
 
 /// Whether the kernel that multiplies for one rank does so with all elements. It has none for 8-bit floats,

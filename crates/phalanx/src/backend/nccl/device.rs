@@ -309,15 +309,20 @@ pub(crate) struct StreamMemory {
 unsafe impl Send for StreamMemory {}
 
 impl StreamMemory {
-    /// The device is current. `what` needs it.
-    pub fn new(device: &GpuDevice, bytes: usize, stream: RawStream, what: &str) -> Result<StreamMemory> {
+    /// The device is current. `what` needs it; without it there is the remedy.
+    pub fn new(
+        device: &GpuDevice,
+        bytes: usize,
+        stream: RawStream,
+        (what, remedy): (&str, &str),
+    ) -> Result<StreamMemory> {
         // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         match unsafe { device.runtime.allocate_on(bytes.max(1), stream) }? {
             Some(start) => Ok(StreamMemory { start, stream, device: *device }),
             None => Err(Error::from(UnsupportedError {
                 what: what.into(),
                 why: "the GPU has no memory pools, from which its scratch memory would come".into(),
-                remedy: "use the operation with two buffers, or without quantised rows".into(),
+                remedy: remedy.into(),
             })),
         }
     }

@@ -21,7 +21,7 @@
 //! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
 //! | `arrival.rs`, `watchdog.rs`, `library_lock.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
 //! | `graphs.rs` | CUDA graphs of operations |
-//! | `collective.rs` | calls of the library |
+//! | `collective.rs`, `parts.rs` | calls of the library; messages, and collectives that consist of them |
 //! | `direct/` | phalanx's own kernels in place of the library's, where they are faster |
 //! | `streams.rs` | events between streams, for the portable trait |
 //! | `device_comm.rs` | device communicators, for kernels of the program |
@@ -50,6 +50,7 @@ pub(crate) mod memory;
 pub(crate) mod messages;
 pub(crate) mod operation;
 pub(crate) mod parameters;
+mod parts;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;
 pub(crate) mod staging;

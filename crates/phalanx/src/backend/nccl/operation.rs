@@ -1,9 +1,10 @@
 //! An operation from its call to its end: host memory in, the library, host memory out.
 
 use super::arrival::Arrival;
-use super::collective::{Needs, Part, Progress};
+use super::collective::{Needs, Progress};
 use super::communicator::{Communicator, OwnKernel};
 use super::group;
+use super::parts::Part;
 use super::staging::{Return, Stage};
 use crate::contract::{Call, Direction, Operation, Transfer};
 use crate::control::control_channel::AnnouncedCall;

@@ -48,7 +48,7 @@ impl NormArguments {
 }
 
 /// Steps of a row.
-pub(super) fn row_steps(call: &Call<'_>, norm: &RmsNorm) -> usize {
+fn row_steps(call: &Call<'_>, norm: &RmsNorm) -> usize {
     (norm.hidden * call.dtype.size()).div_ceil(LL128_STEP)
 }
 
