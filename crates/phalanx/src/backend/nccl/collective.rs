@@ -282,7 +282,7 @@ impl Communicator {
         }
     }
 
-    /// A reduction of one rank: a copy, except that a pre-multiplied sum multiplies with a kernel of its own.
+    /// A reduction of one rank: a copy, unless it multiplies or adds a bias.
     unsafe fn reducing_alone(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let mut call = *call;
         match call.reduction.code {
@@ -291,7 +291,7 @@ impl Communicator {
             ReductionCode::PreMulSum => can_multiply_alone(call.dtype, call.blocks.len(0))?,
             _ => {}
         }
-        if call.reduction.code != ReductionCode::PreMulSum {
+        if call.reduction.code != ReductionCode::PreMulSum && needs.bias.is_none() {
             // A copy, also of types that the library does not reduce.
             let bytes = call.blocks.len(0) * call.dtype.size();
             call = Call { dtype: DType::U8, blocks: Blocks::Equal(bytes), ..call };
