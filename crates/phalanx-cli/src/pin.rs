@@ -9,7 +9,7 @@ pub fn to_core_of(rank: usize) -> Result<()> {
 
     let cores = usable_cores();
     let core = *cores.get(rank % cores.len().max(1)).context("no usable core was found")?;
-    phalanx::internal::run_on(core).with_context(|| format!("cannot pin rank {rank} to core {core}"))
+    phalanx::internal::run_on(&[core]).with_context(|| format!("cannot pin rank {rank} to core {core}"))
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -6,7 +6,7 @@ mod common;
 use common::{eventually, phalanx, ranks_of, runs, say, signal, without_gpus};
 use rustix::process::Signal;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 const OPERATIONS: [&str; 13] = [
     "all_reduce",
@@ -423,6 +423,7 @@ fn a_launcher_of_one_rank_is_no_obstacle() {
 fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     let json = folder.join("run.json");
     let mut command = phalanx(&format!("perf all_reduce -p 2 -N 0 -b 4 -e 4 {SHORT} -J {}", json.display()));
+    listen_to_interrupts(&mut command);
     let run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     eventually("the ranks write rows", || {
         std::fs::read_to_string(&json).is_ok_and(|text| text.contains("in_place"))
@@ -430,6 +431,18 @@ fn endless_run(folder: &Path) -> (std::process::Child, Vec<i32>) {
     let ranks = ranks_of(run.id());
     assert_eq!(ranks.len(), 2);
     (run, ranks)
+}
+
+/// A background job of a shell ignores SIGINT, and so would what it starts.
+fn listen_to_interrupts(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: `signal` may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
 }
 
 /// As with `phalanx perf … | head`: the end of the reader is no error to report.

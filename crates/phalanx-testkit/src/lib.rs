@@ -19,6 +19,7 @@
 pub mod built;
 #[cfg(target_os = "linux")]
 pub mod emulated;
+pub mod error_stream;
 pub mod fault;
 pub mod faults;
 pub mod fields;

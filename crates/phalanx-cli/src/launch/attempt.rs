@@ -56,7 +56,12 @@ fn start(job: &Job, placement: &Placement, events: &Events) -> Result<Started, S
         ranks.iter().enumerate().try_for_each(|(index, rank)| rank.watch(index, events))
     };
     match start_all(&mut ranks) {
-        Ok(()) => Ok(Started { ranks, guard }),
+        Ok(()) => {
+            if job.reports_bindings {
+                job.binding.report(placement.first);
+            }
+            Ok(Started { ranks, guard })
+        }
         Err(error) => {
             ranks.iter_mut().for_each(Rank::kill);
             Err(error)

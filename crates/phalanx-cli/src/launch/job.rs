@@ -1,5 +1,6 @@
 //! What a job runs on this node.
 
+use super::binding::Binding;
 use super::output::Output;
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -28,6 +29,9 @@ pub struct Job {
     pub restarts: Restarts,
     /// Whether the ranks count their operations for `--metrics`.
     pub serves_metrics: bool,
+    pub binding: Binding,
+    /// Whether it is said which cores each rank has.
+    pub reports_bindings: bool,
 }
 
 /// How often failed ranks are started anew.

@@ -4,6 +4,7 @@
 //! `absent.rs` takes the place of this folder.
 
 mod attempt;
+mod binding;
 mod events;
 pub mod guard;
 mod job;
@@ -29,8 +30,10 @@ mod supervisor;
 pub use signals::reset_inherited as reset_inherited_signals;
 pub use status::describe as describe_status;
 
+use crate::exit;
 use crate::log::say;
 use anyhow::{Context, Result};
+use binding::Binding;
 use events::Events;
 use job::{Job, Restarts};
 use launchers::Launchers;
@@ -83,5 +86,7 @@ fn job(args: &LaunchArgs) -> Result<Job> {
         min_ranks: args.min_ranks,
         restarts: Restarts::at_most(args.restarts),
         serves_metrics: args.metrics.is_some(),
+        binding: Binding::of(args.bind_to, args.ranks).map_err(exit::usage)?,
+        reports_bindings: args.report_bindings,
     })
 }

@@ -64,6 +64,17 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "FOLDER")]
     pub log_dir: Option<PathBuf>,
 
+    /// Bind each rank to a part of this machine: a core (the ranks in order), a NUMA domain, or the cores next to its GPU.
+    ///
+    /// Only cores that the launcher itself may use are given out. Without the option a rank may use all of them, since programs have
+    /// threads of their own.
+    #[arg(long, value_enum, default_value_t = BindTo::None, value_name = "WHERE")]
+    pub bind_to: BindTo,
+
+    /// Say which cores each rank is bound to.
+    #[arg(long)]
+    pub report_bindings: bool,
+
     /// Serve the counters of this machine's ranks to Prometheus at this address, as http://ADDRESS/metrics; with port 0 at a free one.
     ///
     /// Whoever reaches the address can read them. The program needs phalanx's feature `metrics`.
@@ -76,6 +87,15 @@ pub struct LaunchArgs {
     /// The program to start, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+/// What ranks are bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BindTo {
+    None,
+    Core,
+    Numa,
+    Gpu,
 }
 
 const EXAMPLES: &str = "\

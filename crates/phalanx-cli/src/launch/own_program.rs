@@ -1,6 +1,7 @@
 //! This program as its own ranks: `phalanx perf -p` and the tests of `phalanx doctor`.
 
 use super::attempt;
+use super::binding::Binding;
 use super::events::Events;
 use super::job::{DEFAULT_GRACE, Job, Restarts};
 use super::outcome::{End, Failure, Outcome};
@@ -73,6 +74,8 @@ fn run_attempt(
         min_ranks: 1,
         restarts: Restarts::default(),
         serves_metrics: false,
+        binding: Binding::default(),
+        reports_bindings: false,
     };
     let (_store, placement) = Placement::on_one_node(ranks)?;
     let events = Events::catch(None)?;

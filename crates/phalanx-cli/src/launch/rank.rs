@@ -98,7 +98,11 @@ impl Rank {
             .process_group(0);
         die_with_parent(&mut command);
 
-        let child = command.spawn().map_err(|error| StartError::program(&job.program, error))?;
+        let child = job
+            .binding
+            .start(local, || command.spawn())
+            .map_err(|source| StartError::Binding { rank: number, source })?
+            .map_err(|error| StartError::program(&job.program, error))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id is above 0");
         let mut rank = Rank {
             number,

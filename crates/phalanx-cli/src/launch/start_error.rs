@@ -16,6 +16,8 @@ pub enum StartError {
     Log(io::Error),
     /// The launcher cannot start a thread.
     Thread { purpose: &'static str, why: String, source: io::Error },
+    /// The system refuses a rank's cores.
+    Binding { rank: usize, source: io::Error },
 }
 
 impl StartError {
@@ -39,7 +41,7 @@ impl StartError {
                 io::ErrorKind::WouldBlock => 1,
                 _ => 126,
             },
-            StartError::Log(_) | StartError::Thread { .. } => 1,
+            StartError::Log(_) | StartError::Thread { .. } | StartError::Binding { .. } => 1,
         }
     }
 }
@@ -54,6 +56,9 @@ impl fmt::Display for StartError {
             StartError::Thread { purpose, why, .. } => {
                 write!(f, "cannot start the thread that {purpose}: {why}")
             }
+            StartError::Binding { rank, source } => {
+                write!(f, "cannot bind rank {rank} to its cores: {source}; use --bind-to none")
+            }
         }
     }
 }
@@ -62,6 +67,7 @@ impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let (StartError::Program { source, .. }
         | StartError::Log(source)
+        | StartError::Binding { source, .. }
         | StartError::Thread { source, .. }) = self;
         Some(source)
     }

@@ -40,6 +40,36 @@ fn every_line_has_its_rank_in_front() {
 }
 
 #[test]
+fn bound_ranks_have_their_cores_and_the_launcher_says_which() {
+    let script = "grep Cpus_allowed_list /proc/self/status";
+    let bound = |options: &str| {
+        let said = say(launch(options, script));
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let lines = sorted(&said.stdout);
+        let cores: Vec<_> = lines.iter().map(|line| line.rsplit('\t').next().unwrap().to_owned()).collect();
+        (cores, said.stderr)
+    };
+    let (of_all, said) = bound("-n 1 --report-bindings");
+    assert!(said.contains("ranks are not bound"), "{said}");
+    let (of_core, said) = bound("-n 1 --bind-to core --report-bindings");
+    assert!(
+        said.contains(&format!("rank 0 is bound to core {}", of_core[0].split(['-', ',']).next().unwrap())),
+        "{said}"
+    );
+    assert!(said.contains(&format!("(cores {})", of_core[0])), "{said}");
+    // A domain holds the first core, and the launcher's own cores are as before for the next rank.
+    let (of_domains, _) = bound("-n 2 --bind-to numa");
+    assert!(of_domains.iter().all(|cores| cores.len() <= of_all[0].len()), "{of_domains:?} of {of_all:?}");
+}
+
+#[test]
+fn more_ranks_than_cores_cannot_have_one_each() {
+    let said = say(launch("-n 500 --bind-to core", "true"));
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains("500 ranks") && said.stderr.contains("--bind-to numa"), "{}", said.stderr);
+}
+
+#[test]
 fn without_prefix_the_output_is_left_alone() {
     let said = say(launch("-n 2 --no-prefix", "echo out"));
     assert_eq!((said.code, said.stdout.as_str()), (Some(0), "out\nout\n"));

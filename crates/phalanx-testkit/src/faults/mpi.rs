@@ -4,6 +4,7 @@
 
 use super::Case;
 use super::common::has;
+use crate::error_stream::{self, STREAMS};
 use crate::mpi::{Ended, Installation};
 use crate::scenario::{Outcome, Scenario};
 use crate::verdict;
@@ -19,9 +20,6 @@ pub const SCENARIOS: &[Scenario] = &[
     }),
     Scenario::rank("mpi/stopped_as_a_whole", |comm, _| stopped_as_a_whole(&comm)),
 ];
-
-/// What becomes of what is written to standard error: it is refused, closed, without a reader, or with one that does not read.
-const STREAMS: [&str; 4] = ["full", "closed", "no_reader", "not_read"];
 
 /// The deadline of a rank that waits for one that does not come.
 const LIMIT: Duration = Duration::from_millis(500);
@@ -95,7 +93,7 @@ fn expect(ended: &Ended, took: Duration, status: i32) -> Result<(), String> {
 fn error_stream(args: &[String]) -> Outcome {
     let comm = phalanx::init().map_err(|error| error.to_string())?;
     comm.barrier().map_err(|error| error.to_string())?;
-    let _open = replace_error_stream(&args[0])?;
+    let _open = error_stream::replace(&args[0])?;
     match (comm.rank(), args[1].as_str()) {
         (1, "exit") => std::process::exit(3),
         (1, _) => {
@@ -105,43 +103,6 @@ fn error_stream(args: &[String]) -> Outcome {
         (_, "exit") => comm.barrier().map(|()| String::new()).map_err(|error| error.to_string()),
         _ => Err(format!("the barrier came back: {:?}", comm.within(LIMIT).barrier())),
     }
-}
-
-/// What is returned keeps the stream as it is.
-#[cfg(target_os = "linux")]
-fn replace_error_stream(with: &str) -> Result<Option<std::io::PipeReader>, String> {
-    use rustix::stdio::dup2_stderr;
-    let text = |error: std::io::Error| error.to_string();
-    match with {
-        "full" => {
-            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").map_err(text)?;
-            dup2_stderr(full).map_err(|error| error.to_string())?;
-        }
-        "closed" => {
-            // SAFETY: nothing of this process owns the descriptor of its error stream.
-            unsafe { libc::close(2) };
-        }
-        "no_reader" => {
-            let (reader, writer) = std::io::pipe().map_err(text)?;
-            dup2_stderr(writer).map_err(|error| error.to_string())?;
-            drop(reader);
-        }
-        _ => {
-            use std::io::Write;
-            let (reader, mut writer) = std::io::pipe().map_err(text)?;
-            rustix::io::ioctl_fionbio(&writer, true).map_err(|error| error.to_string())?;
-            while writer.write(&[b'.'; 4096]).is_ok() {}
-            rustix::io::ioctl_fionbio(&writer, false).map_err(|error| error.to_string())?;
-            dup2_stderr(writer).map_err(|error| error.to_string())?;
-            return Ok(Some(reader));
-        }
-    }
-    Ok(None)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn replace_error_stream(_with: &str) -> Result<Option<std::io::PipeReader>, String> {
-    Err("for Linux".into())
 }
 
 /// All ranks are stopped, for longer than their deadline, while the others wait for rank 0.

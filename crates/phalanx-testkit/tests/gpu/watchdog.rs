@@ -7,9 +7,11 @@ use crate::world::{are_emulated, done, launch, must, stream, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
+use phalanx_testkit::error_stream::{self, STREAMS};
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::threads::Busy;
+use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
 pub const SCENARIOS: &[Scenario] = &[Scenario::rank("held_inside", held_inside)];
@@ -24,10 +26,16 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("processes/held_inside", || held("2.28.9")),
         Trial::test("processes/held_inside/old", || held("2.27.3")),
     ];
+    let without_words = STREAMS.map(|stream| {
+        Trial::test(format!("processes/held_inside/error_stream/{stream}"), move || {
+            held_without_words(stream)
+        })
+    });
     let on_several = on_several.into_iter().map(|trial| trial.only_if(gpus >= 2, "it takes two GPUs"));
     // Only the emulated library can be told to hold a caller.
     let emulated = emulated
         .into_iter()
+        .chain(without_words)
         .map(|trial| trial.only_if(are_emulated(), "only emulated libraries can be told so"));
     on_several.chain(emulated).collect()
 }
@@ -103,8 +111,9 @@ fn absent_in_messages(gpus: usize) -> Result<(), Failed> {
 }
 
 /// The library does not come back from the second operation.
-fn held_inside(comm: Comm, _: &[String]) -> Outcome {
+fn held_inside(comm: Comm, args: &[String]) -> Outcome {
     comm.set_timeout(TIMEOUT);
+    let _open = (!args[0].is_empty()).then(|| error_stream::replace(&args[0])).transpose()?;
     let mut buffer = upload(&comm, &[1.0f32; 1000])?;
     must("first", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
     must("first", comm.sync())?;
@@ -128,5 +137,17 @@ fn held(version: &str) -> Result<(), Failed> {
             (_, Err(_)) => assert!(one.output.contains("cannot be made to let go"), "{}", one.output),
         }
     }
+    Ok(())
+}
+
+/// The process of an old library ends in time also where its error stream takes nothing.
+fn held_without_words(stream: &str) -> Result<(), Failed> {
+    let emulated = emulated_as("2.27.3")?.set("HANG_INSIDE", 2);
+    let since = Instant::now();
+    for one in emulated.launch(launch(SCENARIOS[0], 2, stream)).run()? {
+        let signal = one.status.and_then(|status| status.signal());
+        assert!(signal == Some(libc::SIGABRT), "{:?}\n{}", one.outcome, one.output);
+    }
+    assert!(since.elapsed() < TIMEOUT + 2 * SLACK, "after {:?}", since.elapsed());
     Ok(())
 }

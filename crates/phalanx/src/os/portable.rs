@@ -230,7 +230,7 @@ pub fn usable_cores() -> Vec<usize> {
 }
 
 /// Lets this thread run on one core only: not supported here.
-pub fn run_on(_core: usize) -> io::Result<()> {
+pub fn run_on(_cores: &[usize]) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

@@ -23,10 +23,12 @@ pub fn usable_cores() -> Vec<usize> {
     (0..set.len() * WORD).filter(is_in).collect()
 }
 
-/// Lets this thread run on one core only.
-pub fn run_on(core: usize) -> io::Result<()> {
-    let mut set = vec![0u64; core / WORD + 1];
-    set[core / WORD] = 1 << (core % WORD);
+/// Lets this thread run on these cores only, and what it starts.
+pub fn run_on(cores: &[usize]) -> io::Result<()> {
+    let mut set = vec![0u64; cores.iter().max().map_or(0, |last| last / WORD + 1)];
+    for core in cores {
+        set[core / WORD] |= 1 << (core % WORD);
+    }
     // SAFETY: the kernel reads as many bytes as the set has.
     let status = unsafe { libc::sched_setaffinity(0, size_of_val(&set[..]), set.as_ptr().cast()) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
