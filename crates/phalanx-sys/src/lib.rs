@@ -37,6 +37,7 @@ pub mod nvjitlink;
 pub mod nvrtc;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod nvshmem;
+pub mod nvtx;
 mod search;
 #[cfg(all(target_pointer_width = "64", target_endian = "little"))]
 pub mod ucx;

@@ -1,7 +1,8 @@
-//! What NVIDIA ships and works without a GPU: its compilers, its headers, NCCL's library, and UCX.
+//! What NVIDIA ships and works without a GPU: its compilers, its headers, NCCL's library, NVTX, and UCX.
 
 mod kernels;
 mod nccl;
+mod nvtx;
 mod ucx;
 
 use libtest_mimic::Arguments;
@@ -17,9 +18,16 @@ const SLOW: &[&str] =
     &["kernels/examples/", "kernels/nvshmem/error_with_its_line", "kernels/nvshmem/unresolved"];
 
 fn main() -> ExitCode {
-    if let Some(code) = kernels::serve().or_else(|| processes::serve(nccl::SCENARIOS)) {
+    if let Some(code) =
+        kernels::serve().or_else(|| processes::serve(&[nccl::SCENARIOS, nvtx::SCENARIOS].concat()))
+    {
         return code;
     }
-    let trials = kernels::trials().into_iter().chain(nccl::trials()).chain(ucx::trials()).collect();
+    let trials = kernels::trials()
+        .into_iter()
+        .chain(nccl::trials())
+        .chain(nvtx::trials())
+        .chain(ucx::trials())
+        .collect();
     suite::run(&Arguments::from_args(), trials, SHARES, SLOW)
 }

@@ -8,6 +8,7 @@
 //! | `deadline.rs` | deadlines of single operations |
 //! | `reminder.rs` | when to say that a wait goes on |
 //! | `metrics.rs` | counters for monitoring |
+//! | `ranges.rs` | operations as ranges of NVTX and spans of `tracing` |
 //! | `signal.rs` | flight records on a signal |
 //! | `launcher.rs` | what a rank tells `phalanx launch`, and flight records that the launcher asks for |
 //!
@@ -24,6 +25,7 @@ pub mod metrics;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_metrics.rs"]
 mod metrics;
+mod ranges;
 mod recorder;
 mod reminder;
 mod signal;

@@ -10,6 +10,7 @@
 
 use super::clock::{Clock, Moment, Scale, Ticks};
 use super::metrics::{self, Counters};
+use super::ranges::Ranges;
 use super::{dump, launcher};
 use crate::contract::{Backend, BackendKind, Call, Direction, Operation, Transfer};
 use crate::os::RunInstant;
@@ -25,7 +26,7 @@ use std::time::Duration;
 const FINDING: Duration = Duration::from_millis(500);
 
 /// Number of records in the ring: 64 KiB.
-const RECORDS: usize = 1024;
+pub(super) const RECORDS: usize = 1024;
 
 /// One record in the ring: a cache line.
 #[derive(Default)]
@@ -157,6 +158,7 @@ pub(crate) struct Recorder {
     messages: Box<[[AtomicU64; 2]]>,
     /// Counters for monitoring, if they are wanted.
     pub(super) counters: Option<Counters>,
+    ranges: Option<Ranges>,
     clock: Clock,
     born: Moment,
     /// Whether the failure has been reported, or is being reported by the thread that holds `writing`.
@@ -170,6 +172,7 @@ impl Recorder {
     pub fn new(backend: BackendKind, name: String, rank: usize, world_size: usize) -> Arc<Recorder> {
         let clock = Clock::new();
         let recorder = Arc::new(Recorder {
+            ranges: Ranges::wanted(&name),
             backend,
             name,
             given_name: OnceLock::new(),
@@ -244,9 +247,7 @@ impl Recorder {
             crate::contract::Blocks::Equal(count) => count,
             crate::contract::Blocks::Each(counts) => counts.iter().sum(),
         };
-        if let Some(counters) = &self.counters {
-            counters.called(call.operation, (count * call.dtype.size()) as u64);
-        }
+        self.announce(call.operation, count * call.dtype.size());
         let sequence = next(&self.collectives, 1);
         let head = head(call.operation, call.dtype, call.reduction.code, state, call.root);
         self.write(head, sequence, call.dtype.mark(count as u64), 0, at)
@@ -267,8 +268,15 @@ impl Recorder {
         let slot = self.slot(number);
         slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
         set_state(slot, State::Started);
+        let code = slot.head.load(Ordering::Relaxed) as u8;
         if let Some(counters) = &self.counters {
-            counters.called_again(slot.head.load(Ordering::Relaxed) as u8);
+            counters.called_again(code);
+        }
+        if let (Some(ranges), Some(operation)) = (&self.ranges, Operation::from_code(code)) {
+            let (dtype, count) = (slot.head.load(Ordering::Relaxed) >> 8, slot.count.load(Ordering::Relaxed));
+            let bytes =
+                DType::decode(dtype as u8, count).map_or(0, |(dtype, count)| count * dtype.size() as u64);
+            ranges.begin(number, operation, bytes);
         }
         true
     }
@@ -277,6 +285,9 @@ impl Recorder {
     #[inline]
     pub fn repeated(&self, RecordId(number): RecordId) {
         set_state(self.slot(number), State::Completed);
+        if let Some(ranges) = &self.ranges {
+            ranges.end(number);
+        }
     }
 
     /// Records a message that is posted now.
@@ -297,12 +308,21 @@ impl Recorder {
             Direction::Send(_) => (Operation::Send, 0),
             Direction::Recv(_) => (Operation::Recv, 1),
         };
-        if let Some(counters) = &self.counters {
-            counters.called(operation, (transfer.count * transfer.dtype.size()) as u64);
-        }
+        self.announce(operation, transfer.count * transfer.dtype.size());
         let sequence = next(&self.messages[transfer.peer][direction], 1);
         let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
         self.write(head, sequence, transfer.dtype.mark(transfer.count as u64), transfer.tag, at)
+    }
+
+    /// Tells those who want to know that the next record's operation is called.
+    #[inline(always)]
+    fn announce(&self, operation: Operation, bytes: usize) {
+        if let Some(counters) = &self.counters {
+            counters.called(operation, bytes as u64);
+        }
+        if let Some(ranges) = &self.ranges {
+            ranges.begin(self.made() + 1, operation, bytes as u64);
+        }
     }
 
     /// Skips collective numbers that the backend has used itself.
@@ -369,6 +389,9 @@ impl Recorder {
                 counters.ended(code, now.saturating_sub(enqueued), waited, result.is_err());
             }
             set_state(slot, if result.is_ok() { State::Completed } else { State::Failed });
+        }
+        if let Some(ranges) = &self.ranges {
+            ranges.end(number);
         }
         if let Err(error) = &result {
             self.failed(error);

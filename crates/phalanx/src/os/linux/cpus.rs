@@ -81,8 +81,8 @@ mod tests {
         let own = usable_cores();
         assert_eq!(usable_cpus().iter().map(|word| word.count_ones() as usize).sum::<usize>(), own.len());
         let core = *own.last().expect("a core");
-        let moved = std::thread::spawn(move || run_on(core).map(|()| usable_cores()));
+        let moved = std::thread::spawn(move || run_on(&[core]).map(|()| usable_cores()));
         assert_eq!(moved.join().unwrap().unwrap(), [core]);
-        assert!(run_on(1 << 19).is_err(), "no host has so many");
+        assert!(run_on(&[1 << 19]).is_err(), "no host has so many");
     }
 }
