@@ -22,9 +22,27 @@ pub fn usable_cores() -> Vec<usize> {
     phalanx::internal::usable_cores()
 }
 
+/// Ascending numbers in the kernel's form: `0-3,8`.
+pub fn list(numbers: &[usize]) -> String {
+    let ranges = numbers.chunk_by(|one, next| one + 1 == *next);
+    let texts = ranges.map(|range| match range {
+        [one] => one.to_string(),
+        _ => format!("{}-{}", range[0], range[range.len() - 1]),
+    });
+    texts.collect::<Vec<_>>().join(",")
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_become_ranges() {
+        assert_eq!(list(&[0]), "0");
+        assert_eq!(list(&[0, 1, 2, 3, 8]), "0-3,8");
+        assert_eq!(list(&[1, 3, 4]), "1,3-4");
+        assert_eq!(list(&[]), "");
+    }
 
     #[test]
     fn a_pinned_thread_has_one_core() {

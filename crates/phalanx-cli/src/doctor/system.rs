@@ -17,7 +17,7 @@ pub fn machine() -> Section {
     let unknown = || "unknown".to_owned();
     let cores = match pin::usable_cores().as_slice() {
         [] => String::new(),
-        cores => format!(" (numbers {})", ranges(cores)),
+        cores => format!(" (numbers {})", pin::list(cores)),
     };
     let memory = match (machine.memory, machine::memory("MemAvailable")) {
         (Some(total), Some(available)) => {
@@ -72,33 +72,4 @@ pub fn limits() -> Section {
 #[cfg(not(unix))]
 pub fn limits() -> Section {
     Section::new("Limits", vec![("of processes".to_owned(), "unknown here".to_owned())])
-}
-
-/// Ascending numbers written short: `0-3, 8`.
-fn ranges(numbers: &[usize]) -> String {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    let shown = runs.iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    });
-    shown.collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_become_ranges() {
-        assert_eq!(ranges(&[0]), "0");
-        assert_eq!(ranges(&[0, 1, 2, 3, 8]), "0-3, 8");
-        assert_eq!(ranges(&[1, 3, 4]), "1, 3-4");
-        assert_eq!(ranges(&[]), "");
-    }
 }

@@ -53,7 +53,7 @@ impl Binding {
             say("phalanx launch: ranks are not bound to cores (--bind-to core, numa or gpu binds them)");
         }
         for (local, bound) in self.0.iter().enumerate() {
-            let (rank, cores) = (first + local, list(&bound.cores));
+            let (rank, cores) = (first + local, pin::list(&bound.cores));
             say(format_args!("phalanx launch: rank {rank} is bound to {} (cores {cores})", bound.place));
         }
     }
@@ -144,16 +144,6 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
     Some(numbers)
 }
 
-/// The inverse of [`parse_list`].
-fn list(numbers: &[usize]) -> String {
-    let ranges = numbers.chunk_by(|one, next| one + 1 == *next);
-    let texts = ranges.map(|range| match range {
-        [one] => one.to_string(),
-        _ => format!("{}-{}", range[0], range[range.len() - 1]),
-    });
-    texts.collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,7 +171,7 @@ mod tests {
     }
 
     fn cores(bound: Vec<BoundRank>) -> Vec<String> {
-        bound.iter().map(|bound| list(&bound.cores)).collect()
+        bound.iter().map(|bound| pin::list(&bound.cores)).collect()
     }
 
     #[test]
