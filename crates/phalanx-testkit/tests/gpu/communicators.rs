@@ -13,6 +13,7 @@ use phalanx_testkit::suite::Condition;
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("identity", identity),
     Scenario::rank("split", split),
+    Scenario::rank("adopted", adopted),
     Scenario::rank("cycles", cycles),
     Scenario::rank("portable", portable),
     Scenario::rank("finalize", finalize),
@@ -69,6 +70,49 @@ fn split(comm: Comm, _: &[String]) -> Outcome {
     }
     // The parent works on.
     must("barrier", comm.barrier())?;
+    done()
+}
+
+/// A C communicator of the program's own (here that of a part) becomes a communicator, and stays as it is; one that does not fit is told.
+fn adopted(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    let given = must("split", comm.split(Some(0), 0))?.ok_or("in it")?;
+    let handle = given.nccl().ok_or("NCCL")?.raw_handle();
+    let all = |comm: &Comm| {
+        let mut buffer = upload(comm, &values::<f32>(rank, 1000))?;
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        expect("the sum", &download(comm, &buffer)?, |index| {
+            (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32
+        })
+    };
+    // SAFETY: the communicator of `given`, which is alive and calls nothing.
+    let adopted = must("adopt", unsafe { nccl.adopt(handle) })?;
+    assert_eq!((adopted.rank(), adopted.world_size()), (rank, ranks));
+    assert_ne!(adopted.nccl().ok_or("NCCL")?.raw_handle(), handle);
+    all(&adopted)?;
+    must("finalize", adopted.finalize())?;
+    all(&given)?;
+    // SAFETY: a null pointer is refused before anything is called with it.
+    let error = unsafe { nccl.adopt(std::ptr::null_mut()) }.unwrap_err();
+    assert!(matches!(&error, Error::Usage(_)) && error.to_string().contains("a null pointer"), "{error}");
+    if ranks > 1 {
+        let alone = must("split", comm.split(Some(rank as u32), 0))?.ok_or("in it")?;
+        let handle = alone.nccl().ok_or("NCCL")?.raw_handle();
+        // SAFETY: as above, of `alone`.
+        let error = unsafe { nccl.adopt(handle) }.unwrap_err();
+        assert!(
+            error.to_string().contains(&format!("rank 0 of 1 on GPU {}", comm.gpu().ok_or("a GPU")?)),
+            "{error}"
+        );
+        must("barrier", comm.barrier())?;
+        // SAFETY: on rank 0 as above; the others give nothing that fits.
+        let error =
+            unsafe { nccl.adopt(if rank == 0 { given.nccl().ok_or("NCCL")?.raw_handle() } else { handle }) };
+        let error = error.unwrap_err().to_string();
+        assert!(rank > 0 || error.contains("rank 1 could not adopt"), "{error}");
+    }
+    all(&comm)?;
     done()
 }
 

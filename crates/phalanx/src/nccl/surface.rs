@@ -10,6 +10,7 @@ use crate::types::error::Result;
 use phalanx_sys::nccl::{NCCL_SUSPEND_MEM, mem_stat, version_text};
 use std::ffi::c_void;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The features that NCCL and RCCL have and no other backend, for one communicator; part of
@@ -53,6 +54,27 @@ impl<'a> Surface<'a> {
     /// every rank.
     pub fn raw_handle(&self) -> *mut c_void {
         self.comm.communicator.handle()
+    }
+
+    /// A communicator of a `ncclComm_t` that the program made itself: a duplicate of it (`ncclCommSplit`, 2.18), which leaves it alone.
+    ///
+    /// The given one has this communicator's ranks, in the same order and on the same GPUs. Collective over them. What the program calls
+    /// with its own communicator is not ordered against phalanx's operations: let one end before the other begins, as NCCL demands of two
+    /// communicators of one GPU.
+    ///
+    /// # Safety
+    /// `handle` is a communicator of the library that phalanx has loaded ([`library`](Surface::library)). It is alive, and no thread calls
+    /// anything with it meanwhile.
+    ///
+    /// # Errors
+    /// [`UsageError::Setting`](crate::UsageError::Setting) on a rank whose handle is null, or has another rank, number of ranks or GPU; the
+    /// other ranks are told which one. [`Error::MissingFunction`](crate::Error) before NCCL 2.18.
+    pub unsafe fn adopt(&self, handle: *mut c_void) -> Result<Comm> {
+        // SAFETY: the caller's contract; `Comm` is not `Sync`, so no other thread is inside.
+        let adopted = self
+            .front
+            .recorded(&Call::empty(Operation::Split), || unsafe { self.comm.duplicate_of(handle) })?;
+        Ok(Comm::new(Arc::new(adopted), self.front.recorder.child_name("adopted")))
     }
 
     /// Whether an error was noticed since the last look, without waiting (`ncclCommGetAsyncError`). An error

@@ -54,7 +54,13 @@ pub(crate) enum CommOrigin {
     /// The ranks of a communicator with the same colour (`ncclCommSplit`); without one: this rank is in no
     /// part.
     Split { parent: Arc<Communicator>, color: Option<i32>, key: i32 },
+    /// A communicator of the program's, of the same ranks, which stays as it is (`ncclCommSplit` with one colour).
+    Copy(Foreign),
 }
+
+/// A communicator of the program's. It is alive, and nobody calls anything with it meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Foreign(pub ncclComm_t);
 
 /// Arguments of the library's call.
 struct InitCall {
@@ -90,7 +96,7 @@ impl CommOrigin {
         match self {
             CommOrigin::Ids(ids) if ids.len() > 1 => "ncclCommInitRankScalable",
             CommOrigin::Ids(_) => "ncclCommInitRankConfig",
-            CommOrigin::Split { .. } => "ncclCommSplit",
+            CommOrigin::Split { .. } | CommOrigin::Copy(_) => "ncclCommSplit",
         }
     }
 }
@@ -108,7 +114,9 @@ impl InitCall {
             CommOrigin::Ids(_) => {
                 library.need(library.ncclCommInitRankConfig, self.origin.function()).map(drop)
             }
-            CommOrigin::Split { .. } => library.need(library.ncclCommSplit, self.origin.function()).map(drop),
+            CommOrigin::Split { .. } | CommOrigin::Copy(_) => {
+                library.need(library.ncclCommSplit, self.origin.function()).map(drop)
+            }
         }
     }
 
@@ -140,6 +148,11 @@ impl InitCall {
                 },
                 None => ncclResult_t::InvalidUsage,
             },
+            CommOrigin::Copy(foreign) => match self.library.ncclCommSplit {
+                // SAFETY: as above, by the promise of `Foreign`.
+                Some(split) => unsafe { split(foreign.0, 0, rank, handle, config) },
+                None => ncclResult_t::InvalidUsage,
+            },
         }
     }
 }
@@ -168,7 +181,7 @@ impl PendingInit {
         handle: &Arc<HandleCell>,
     ) -> Result<PendingInit> {
         let (function, parent) = match origin {
-            CommOrigin::Ids(_) => (origin.function(), None),
+            CommOrigin::Ids(_) | CommOrigin::Copy(_) => (origin.function(), None),
             CommOrigin::Split { parent, .. } => (origin.function(), Some(parent.clone())),
         };
         let order = InitCall { library, origin: origin.clone(), place, config, handle: handle.clone() };

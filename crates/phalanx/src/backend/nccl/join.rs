@@ -155,7 +155,7 @@ unsafe fn exchange_ids(
 ///
 /// # Safety
 /// As for [`Backend::collective`].
-unsafe fn agree(host_channel: &dyn HostChannel, could: bool, what: &str) -> Result<()> {
+pub(super) unsafe fn agree(host_channel: &dyn HostChannel, could: bool, what: &str) -> Result<()> {
     let mut all = vec![[0u64; 1]; host_channel.world_size()];
     // SAFETY: the caller's contract.
     unsafe { host_channel.all_gather_words(&[u64::from(could)], all.as_flattened_mut()) }?;

@@ -15,7 +15,7 @@
 //! | `library.rs`, `config.rs`, `collective_config.rs` | the loaded library, its answers, settings of communicators and of calls |
 //! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
 //! | `staging.rs` | host memory on its way to the GPU |
-//! | `join.rs`, `init.rs`, `shutdown.rs` | set-up of a communicator, the library's calls for it, and its end |
+//! | `join.rs`, `adopt.rs`, `init.rs`, `shutdown.rs` | set-up of a communicator, the library's calls for it, and its end |
 //! | `communicator.rs`, `waiting.rs` | the C communicator and its state; waits with a deadline |
 //! | `backend.rs`, `checks.rs` | the operations of `Backend`, and the checks before them |
 //! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
@@ -28,6 +28,7 @@
 //! | `memory/` | GPU memory that the library knows |
 //! | `parameters.rs` | the library's environment variables |
 
+mod adopt;
 pub(crate) mod arrival;
 mod backend;
 mod checks;
