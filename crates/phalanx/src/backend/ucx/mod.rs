@@ -10,6 +10,7 @@
 //! | `wait.rs` | waits, and giving up on them |
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
+//! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
 //! | `message.rs` | messages of the user |
 //!
 //! # Messages
@@ -23,6 +24,7 @@
 mod choose;
 mod collective;
 mod context;
+mod hosts;
 mod mail;
 mod message;
 mod tunables;
@@ -30,7 +32,7 @@ mod wait;
 mod worker;
 mod world;
 
-pub(crate) use world::UcxWorld;
+pub(crate) use world::{Here, UcxWorld};
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
@@ -44,7 +46,9 @@ use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::Allocation;
+use choose::Shape;
 use collective::CollectiveState;
+use hosts::Hosts;
 use message::Messages;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
@@ -52,8 +56,14 @@ use std::time::Duration;
 
 /// One rank's end of a communicator over UCX.
 pub(crate) struct UcxComm {
-    endpoint: Endpoint,
+    /// The communicator's part on this host looks at it, too.
+    endpoint: Arc<Endpoint>,
     link: Link,
+    /// All ranks.
+    everybody: Vec<usize>,
+    shape: Shape,
+    /// Where ranks share hosts.
+    hosts: Option<Hosts>,
     /// Touched only inside `collective` and `split`, which one thread at a time may call.
     state: UnsafeCell<CollectiveState>,
     messages: Mutex<Messages>,
@@ -80,8 +90,13 @@ impl Drop for Link {
 }
 
 impl UcxComm {
-    /// A communicator over a rank's place in a channel.
-    pub fn new(endpoint: Endpoint, world: Arc<UcxWorld>) -> UcxComm {
+    /// A communicator over a rank's place in a channel. All its ranks call it.
+    pub fn create(endpoint: Endpoint, world: Arc<UcxWorld>) -> Result<UcxComm> {
+        UcxComm::flat(endpoint, world).join_host()
+    }
+
+    /// A communicator whose ranks reach each other over UCX only.
+    fn flat(endpoint: Endpoint, world: Arc<UcxWorld>) -> UcxComm {
         let (channel, ranks) = (endpoint.id(), endpoint.ranks);
         let mut worker = world.worker();
         worker.mail().open(channel, ranks);
@@ -89,7 +104,15 @@ impl UcxComm {
         drop(worker);
         let link = Link { world, channel, failures };
         let state = UnsafeCell::new(CollectiveState::new(ranks));
-        UcxComm { endpoint, link, state, messages: Mutex::new(Messages::new(ranks)) }
+        UcxComm {
+            endpoint: Arc::new(endpoint),
+            link,
+            everybody: (0..ranks).collect(),
+            shape: Shape::flat(ranks),
+            hosts: None,
+            state,
+            messages: Mutex::new(Messages::new(ranks)),
+        }
     }
 
     /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
@@ -220,7 +243,7 @@ impl Backend for UcxComm {
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (shrunk, round) = self.endpoint.shrink()?;
-        let mut shrunk = UcxComm::new(shrunk, self.link.world.clone());
+        let mut shrunk = UcxComm::flat(shrunk, self.link.world.clone());
         // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
         // SAFETY: nobody else has the communicator yet.
         unsafe { shrunk.collective(&Call::empty(Operation::Barrier)) }?;
@@ -228,7 +251,7 @@ impl Backend for UcxComm {
             let worker = self.link.world.worker();
             shrunk.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
         };
-        Ok((Box::new(shrunk), round))
+        Ok((Box::new(shrunk.join_host()?), round))
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {
@@ -246,6 +269,9 @@ impl Backend for UcxComm {
 
     fn set_timeout(&self, timeout: Duration) {
         self.endpoint.set_timeout(timeout);
+        if let Some(part) = self.hosts.as_ref().and_then(|hosts| hosts.channel.as_ref()) {
+            part.set_timeout(timeout);
+        }
     }
 
     fn abort(&self) {
@@ -278,11 +304,18 @@ impl HostChannel for UcxComm {
     }
 
     fn into_endpoint(self: Box<Self>) -> Endpoint {
-        self.endpoint
+        let UcxComm { endpoint, hosts, .. } = *self;
+        drop(hosts);
+        Arc::into_inner(endpoint).expect("only its part on this host had it, too")
     }
 
-    fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel> {
-        Box::new(UcxComm::new(endpoint, self.link.world.clone()))
+    fn over(&self, endpoint: Endpoint) -> Result<Box<dyn HostChannel>> {
+        Ok(Box::new(UcxComm::create(endpoint, self.link.world.clone())?))
+    }
+
+    unsafe fn set_history(&self, history: u64) {
+        // SAFETY: one thread at a time is inside, says the caller.
+        unsafe { &mut *self.state.get() }.set_history(history);
     }
 
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {
