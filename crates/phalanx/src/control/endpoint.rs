@@ -323,7 +323,7 @@ impl Endpoint {
 
     /// Fails the part of a channel that has failed.
     #[cold]
-    fn follow_outer(&self) {
+    pub fn follow_outer(&self) {
         if !self.has_failed() {
             ChannelFailure::Aborted { rank: self.rank }.propose(self.channel.header(), self.own(), self.rank);
         }

@@ -11,7 +11,7 @@
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
 //! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
-//! | `message.rs` | messages of the user |
+//! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
 //!
 //! # Messages
 //! All are UCX's active messages: a header of ours in front of the data. It has a secret of the world, since UCX's port takes messages of
@@ -24,6 +24,7 @@
 mod choose;
 mod collective;
 mod context;
+mod host_message;
 mod hosts;
 mod mail;
 mod message;
@@ -120,6 +121,7 @@ impl UcxComm {
     fn closing(&self, error: Error) -> Error {
         if error.is_fatal() && !self.endpoint.is_copy() {
             self.link.world.worker().close_channel(self.link.channel);
+            self.close_on_host();
         }
         error
     }
@@ -165,7 +167,7 @@ impl Backend for UcxComm {
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.endpoint.check()?;
         // SAFETY: the caller's contract.
-        Ok(unsafe { self.post_message(transfer) })
+        unsafe { self.post_message(transfer) }.map_err(|error| self.closing(error))
     }
 
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
@@ -178,7 +180,7 @@ impl Backend for UcxComm {
 
     fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
         self.endpoint.check()?;
-        Ok(self.probe_now(wanted))
+        self.probe_now(wanted).map_err(|error| self.closing(error))
     }
 
     fn probe(&self, wanted: Wanted) -> Result<Envelope> {
@@ -203,7 +205,8 @@ impl Backend for UcxComm {
 
     fn progress(&self) -> Result<bool> {
         self.endpoint.check_owner()?;
-        Ok(self.progress_messages().is_some())
+        let is_moving_here = self.advance_on_host()?;
+        Ok(self.progress_messages().is_some() || is_moving_here)
     }
 
     fn check(&self) -> Result<()> {
@@ -213,6 +216,7 @@ impl Backend for UcxComm {
     fn sync(&self) -> Result<()> {
         self.endpoint.check_owner()?;
         self.finish_messages().map_err(|error| self.closing(error))?;
+        self.finish_on_host().map_err(|error| self.closing(error))?;
         self.check()
     }
 
@@ -279,6 +283,7 @@ impl Backend for UcxComm {
             return;
         }
         self.endpoint.fail(&ChannelFailure::Aborted { rank: self.endpoint.rank });
+        self.close_on_host();
         self.give_back_all();
     }
 
@@ -287,6 +292,7 @@ impl Backend for UcxComm {
             return;
         }
         self.endpoint.fail_panicked();
+        self.close_on_host();
         self.give_back_all();
     }
 
