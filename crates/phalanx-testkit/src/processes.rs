@@ -141,7 +141,9 @@ pub fn gpus_of(ranks: &[usize]) -> String {
     gpus.join(",")
 }
 
-/// How long a rank on another host may be silent: shorter than by default, since tests wait for it.
+/// The variable for how long a rank on another host may be silent.
+const HEARTBEAT_TIMEOUT: &str = "PHALANX_HEARTBEAT_TIMEOUT";
+/// How long it may be by default here: shorter than by default, since tests wait for it.
 const SILENCE: Duration = Duration::from_millis(1400);
 
 /// Rank processes to be started.
@@ -213,7 +215,7 @@ impl Launch {
     /// meet in a store of this process.
     pub fn on_hosts(mut self, hosts: usize) -> Launch {
         self.hosts = hosts;
-        self.env("PHALANX_HEARTBEAT_TIMEOUT", &SILENCE.as_secs_f64().to_string())
+        self.env(HEARTBEAT_TIMEOUT, &SILENCE.as_secs_f64().to_string())
     }
 
     /// An environment variable of every rank.
@@ -274,7 +276,11 @@ impl Launch {
             return Ok(None);
         }
         let token = Token::random().map_err(|error| format!("a token: {error}"))?;
-        let settings = Settings { ranks: Some(self.ranks as u32), silence: SILENCE, ..Settings::default() };
+        let told = self.env.iter().rfind(|(_, name, _)| name == HEARTBEAT_TIMEOUT);
+        let silence = told
+            .and_then(|(.., value)| value.as_ref()?.parse().ok())
+            .map_or(SILENCE, Duration::from_secs_f64);
+        let settings = Settings { ranks: Some(self.ranks as u32), silence, ..Settings::default() };
         let server =
             Server::start("127.0.0.1:0", token.clone(), settings).map_err(|error| error.to_string())?;
         Ok(Some((server, token)))

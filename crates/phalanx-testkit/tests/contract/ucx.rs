@@ -13,6 +13,7 @@ use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
 use phalanx_testkit::processes::{Launch, describe, phase};
+use phalanx_testkit::random::ANY_ORDER;
 use phalanx_testkit::{Scenario, suite, ucx};
 use std::time::Duration;
 
@@ -69,9 +70,8 @@ fn order(comm: &Comm, expected: &str) -> Done {
     for count in [1, 50, 100_003] {
         let own: Vec<f32> = (0..count).map(|i| contribution(comm.rank(), i)).collect();
         let in_order = |i| (1..4).fold(contribution(0, i), |sum, rank| sum + contribution(rank, i));
-        let by_host = |i| {
-            (contribution(0, i) + contribution(1, i)) + (contribution(2, i) + contribution(3, i))
-        };
+        let by_host =
+            |i| (contribution(0, i) + contribution(1, i)) + (contribution(2, i) + contribution(3, i));
         let bits: Vec<u32> = (0..count)
             .map(|i| if expected == "ranks" { in_order(i) } else { by_host(i) }.to_bits())
             .collect();
@@ -187,7 +187,10 @@ pub fn trials() -> Vec<Trial> {
             trials.push(trial(format!("ucx/processes/{group}/{ranks}"), Box::new(perform)));
         }
     }
-    trials.push(trial("ucx/processes/killed_ranks_are_outlived".into(), Box::new(|| killed_ranks_are_outlived(1))));
+    trials.push(trial(
+        "ucx/processes/killed_ranks_are_outlived".into(),
+        Box::new(|| killed_ranks_are_outlived(1)),
+    ));
     // These fail their communicator.
     for scenario in plain::COMPARED.iter().chain(operations::COMPARED) {
         let perform = || Ok(all(2, &[&[*scenario]]).reports().map(drop)?);
@@ -212,13 +215,20 @@ fn on_two_hosts() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (group, _, launch) in GROUPS {
         for ranks in ON_HOSTS {
-            let perform = move || Ok(launch(ranks).on_hosts(2).reports().map(drop)?);
+            let perform = move || Ok(launch(ranks).on_hosts(2).env(ANY_ORDER, "1").reports().map(drop)?);
             trials.push(trial(format!("{group}/{ranks}"), Box::new(perform)));
+        }
+        if ["matrix", "programs"].contains(&group) {
+            let perform =
+                move || Ok(launch(4).on_hosts(2).env("PHALANX_REPRODUCIBLE", "1").reports().map(drop)?);
+            trials.push(trial(format!("reproducible/{group}/4"), Box::new(perform)));
         }
     }
     let four = |scenario, arg| of(4, [(scenario, arg)].into_iter()).on_hosts(2);
     for (expected, setting) in [("ranks", "1"), ("hosts", "0")] {
-        let perform = move || Ok(four("ucx/order", expected).env("PHALANX_REPRODUCIBLE", setting).reports().map(drop)?);
+        let perform = move || {
+            Ok(four("ucx/order", expected).env("PHALANX_REPRODUCIBLE", setting).reports().map(drop)?)
+        };
         trials.push(trial(format!("combined_in_order_of_{expected}"), Box::new(perform)));
     }
     for other in ["all_to_all", "broadcast", "root"] {

@@ -30,7 +30,9 @@ impl Outer {
     pub fn pending(&self, (number, record): PendingOperation) -> PendingOperation {
         match is_message(&record) {
             true => (number, self.renamed(record)),
-            false => self.endpoint.own().last_announced().expect("a part works for an operation of its whole"),
+            false => {
+                self.endpoint.own().last_announced().expect("a part works for an operation of its whole")
+            }
         }
     }
 

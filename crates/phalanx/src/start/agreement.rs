@@ -47,7 +47,14 @@ impl Introduction {
             |backend: BackendKind| may_use(backend) && gpus(backend, None).is_ok_and(|gpus| !gpus.is_empty());
         let insists = ON_GPUS.map(|backend| gpu.is_some() && has_some(backend));
         let wanted = wanted.map(|backend| backend.name().to_owned());
-        Introduction { identity: HostIdentity::own(), wanted, gpus: ON_GPUS.map(look), insists, check, reproducible }
+        Introduction {
+            identity: HostIdentity::own(),
+            wanted,
+            gpus: ON_GPUS.map(look),
+            insists,
+            check,
+            reproducible,
+        }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -156,11 +163,7 @@ fn compare(
     let named = |rank: usize| format!("rank {rank} on {}", host_of(rank));
     let (with, without) = if all[0] { (0, other) } else { (other, 0) };
     Err(Error::bootstrap(
-        format!(
-            "{} was told to {what} ({variable}=1), and {} was not",
-            named(with),
-            named(without)
-        ),
+        format!("{} was told to {what} ({variable}=1), and {} was not", named(with), named(without)),
         format!("set {variable} to the same for all ranks, on all hosts, and {method} in all of them"),
     ))
 }

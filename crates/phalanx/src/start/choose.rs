@@ -3,8 +3,8 @@
 use super::gpus::gpus_for;
 use crate::contract::BackendKind;
 use crate::rendezvous::environment::{
-    Environment, Launcher, check_from_environment, reproducible_from_environment, cores_from_environment, stopped_timeout_from_environment,
-    timeout_from_environment,
+    Environment, Launcher, check_from_environment, cores_from_environment, reproducible_from_environment,
+    stopped_timeout_from_environment, timeout_from_environment,
 };
 use crate::rendezvous::store;
 use crate::types::error::{Result, UsageError};

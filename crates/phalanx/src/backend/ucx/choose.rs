@@ -60,7 +60,9 @@ impl Shape {
         match call.operation {
             Operation::AllReduce if combines() && is_shared => Some(Algorithm::ByPlace),
             Operation::AllReduce | Operation::Reduce if combines() => Some(Algorithm::ByHost),
-            Operation::ReduceScatter if self.are_equal && self.in_order && combines() => Some(Algorithm::ByPlace),
+            Operation::ReduceScatter if self.are_equal && self.in_order && combines() => {
+                Some(Algorithm::ByPlace)
+            }
             Operation::Broadcast | Operation::Barrier => Some(Algorithm::ByHost),
             Operation::AllGather if self.in_order => Some(Algorithm::ByHost),
             _ => None,

@@ -235,8 +235,11 @@ impl Group<'_> {
         (data, len): (*const u8, usize),
     ) {
         let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
-        let header =
-            Header { history: state.history, factor: state.factor, ..self.comm.header(matching, DType::U8, len) };
+        let header = Header {
+            history: state.history,
+            factor: state.factor,
+            ..self.comm.header(matching, DType::U8, len)
+        };
         let peer = self.members[peer];
         // SAFETY: the caller's contract.
         let operation = unsafe { self.comm.send(peer, header, data) };

@@ -56,9 +56,8 @@ impl Hosts {
         let most = self.sizes().max().unwrap_or(1);
         let are_equal = self.sizes().all(|size| size == most);
         let mut next = 0..;
-        let in_order = (0..hosts)
-            .flat_map(|host| self.topology.ranks_of(host))
-            .all(|rank| next.next() == Some(*rank));
+        let in_order =
+            (0..hosts).flat_map(|host| self.topology.ranks_of(host)).all(|rank| next.next() == Some(*rank));
         Shape { ranks, hosts, most, are_equal, in_order, reproducible }
     }
 }
@@ -84,7 +83,12 @@ impl UcxComm {
     }
 
     /// The first rank of a host makes the channel, and tells the others.
-    fn open_on_host(&self, base: &dyn HostChannel, mates: &[usize], place: usize) -> Result<Box<dyn HostChannel>> {
+    fn open_on_host(
+        &self,
+        base: &dyn HostChannel,
+        mates: &[usize],
+        place: usize,
+    ) -> Result<Box<dyn HostChannel>> {
         let world = &base.endpoint().world;
         let mut words = [0u64; 2];
         let channel = if place == 0 {

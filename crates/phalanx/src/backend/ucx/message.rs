@@ -234,7 +234,8 @@ impl UcxComm {
         self.advance_on_host()?;
         let mut worker = self.link.world.worker();
         worker.progress();
-        let is_over = matches!(worker.outcome(operation), Some((Outcome::Complete | Outcome::WrongLength, _)));
+        let is_over =
+            matches!(worker.outcome(operation), Some((Outcome::Complete | Outcome::WrongLength, _)));
         drop(worker);
         if is_over {
             return self.settle(operation).map(|()| true);
@@ -313,7 +314,8 @@ impl UcxComm {
     pub(super) fn probe_now(&self, wanted: Wanted) -> Result<Option<Envelope>> {
         // Whoever was asked first the last time is asked second.
         let is_host_first = wanted.source.is_none() && lock(&self.messages).take_turns();
-        let network = || wanted.source.is_none_or(|source| !self.is_here(source)).then(|| self.probe_network(wanted));
+        let network =
+            || wanted.source.is_none_or(|source| !self.is_here(source)).then(|| self.probe_network(wanted));
         if is_host_first && let Some(found) = self.probe_host(wanted)? {
             return Ok(Some(found));
         }

@@ -186,7 +186,12 @@ impl Endpoint {
         *logged = RunInstant::now();
         if let Some(outer) = self.outer.get() {
             let mut long_ago = since;
-            return outer.endpoint.log_wait(&outer.ranks(peers), &|| outer.pending(pending()), since, &mut long_ago);
+            return outer.endpoint.log_wait(
+                &outer.ranks(peers),
+                &|| outer.pending(pending()),
+                since,
+                &mut long_ago,
+            );
         }
         let (sequence, record) = pending();
         let seen: Vec<_> =

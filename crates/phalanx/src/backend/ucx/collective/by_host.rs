@@ -22,7 +22,12 @@ impl UcxComm {
     ///
     /// # Safety
     /// As for [`Backend::collective`](crate::contract::Backend::collective).
-    pub(super) unsafe fn on_host(&self, state: &CollectiveState, hosts: &Hosts, call: &Call<'_>) -> Result<()> {
+    pub(super) unsafe fn on_host(
+        &self,
+        state: &CollectiveState,
+        hosts: &Hosts,
+        call: &Call<'_>,
+    ) -> Result<()> {
         let Some(channel) = &hosts.channel else { return Ok(()) };
         // SAFETY: the caller's contract.
         let done = unsafe {
@@ -175,7 +180,8 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (across, here) = (Group { comm: self, members: &hosts.across, rank: hosts.own }, hosts.of_own().len());
+        let (across, here) =
+            (Group { comm: self, members: &hosts.across, rank: hosts.own }, hosts.of_own().len());
         let (count, place, reduction) = (call.blocks.longest(), hosts.place, summed(call.reduction));
         if call.operation == Operation::ReduceScatter {
             let own = room(&mut state.of_host, hosts.across.len() * count * flow.size);
@@ -202,7 +208,10 @@ impl UcxComm {
             let scatter = Call { operation: Operation::ReduceScatterV, recv: part, reduction, ..call };
             self.on_host(state, hosts, &scatter)?;
             let (send, blocks) = (part.cast_const(), Blocks::Equal(len));
-            across.carry_out(state, &Call { send, recv: part, reduction, blocks, recv_blocks: blocks, ..call })?;
+            across.carry_out(
+                state,
+                &Call { send, recv: part, reduction, blocks, recv_blocks: blocks, ..call },
+            )?;
             self.divide(&call, part, len);
             self.on_host(state, hosts, &Call { operation: Operation::AllGatherV, send, ..call })
         })();

@@ -63,7 +63,12 @@ impl Group<'_> {
             let sources: Vec<*const u8> = (0..ranks).map(source).collect();
             // SAFETY: each source has a part, which is sent; the target is apart from them, or this rank's own.
             unsafe {
-                Reducer::of(call).run(Targets::new(&[target], false), &sources, &state.factors[..ranks], own.len());
+                Reducer::of(call).run(
+                    Targets::new(&[target], false),
+                    &sources,
+                    &state.factors[..ranks],
+                    own.len(),
+                );
             }
             state.begin_step(results);
             for peer in self.peers().filter(|_| is_reader) {
