@@ -31,6 +31,7 @@ pub mod minifloat;
 pub mod mpi;
 pub mod no_threads;
 pub mod number;
+pub mod networked;
 pub mod processes;
 pub mod program;
 pub mod random;
