@@ -19,7 +19,10 @@ static MADE: OnceLock<Result<NetworkedHosts, String>> = OnceLock::new();
 /// If there can be none, and `PHALANX_TEST_NAMESPACES` asks for them, as in CI.
 pub fn obstacle() -> Option<String> {
     let why = reason()?;
-    assert!(std::env::var_os("PHALANX_TEST_NAMESPACES").is_none(), "PHALANX_TEST_NAMESPACES is set, and {why}");
+    assert!(
+        std::env::var_os("PHALANX_TEST_NAMESPACES").is_none(),
+        "PHALANX_TEST_NAMESPACES is set, and {why}"
+    );
     Some(why)
 }
 
@@ -86,11 +89,13 @@ impl NetworkedHosts {
     pub fn beside<T: Send>(&self, work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
         use rustix::fd::AsFd;
         let enter = || -> Result<(), String> {
-            let process = std::fs::read_to_string(self.0.join("switch.pid")).map_err(|error| error.to_string())?;
+            let process =
+                std::fs::read_to_string(self.0.join("switch.pid")).map_err(|error| error.to_string())?;
             let network = std::fs::File::open(format!("/proc/{}/ns/net", process.trim()));
             let network = network.map_err(|error| error.to_string())?;
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(network.as_fd(), kind).map_err(|error| error.to_string())
+            rustix::thread::move_into_link_name_space(network.as_fd(), kind)
+                .map_err(|error| error.to_string())
         };
         // The thread that has gone there ends.
         let done = std::thread::scope(|scope| scope.spawn(|| enter().and_then(|()| work())).join());

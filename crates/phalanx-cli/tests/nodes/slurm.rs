@@ -84,8 +84,9 @@ impl Slurm {
             }
             Ok(left)
         };
-        wait_until("nothing is left", Duration::from_secs(20), || Ok(left()?.is_empty()))
-            .map_err(|error| format!("{}: {}", error.message().unwrap_or(""), left().unwrap_or_default()).into())
+        wait_until("nothing is left", Duration::from_secs(20), || Ok(left()?.is_empty())).map_err(|error| {
+            format!("{}: {}", error.message().unwrap_or(""), left().unwrap_or_default()).into()
+        })
     }
 
     fn step(&self, options: &str, program: &[&str]) -> Result<(Option<i32>, String), Failed> {
@@ -205,8 +206,10 @@ fn requeued(slurm: &Slurm) -> Result<(), Failed> {
         return Err(format!("{code:?}: {said}").into());
     }
     let written = || std::fs::read_to_string(&output).unwrap_or_default();
-    wait_until("the end of the job", Duration::from_secs(90), || Ok(written().matches("worked from").count() == 4))
-        .map_err(|error| format!("{}: {}", error.message().unwrap_or(""), written()))?;
+    wait_until("the end of the job", Duration::from_secs(90), || {
+        Ok(written().matches("worked from").count() == 4)
+    })
+    .map_err(|error| format!("{}: {}", error.message().unwrap_or(""), written()))?;
     says(&written(), "worked from step 10 to 20, sum 10", 4)?;
     slurm.wait_until_empty()
 }

@@ -145,7 +145,9 @@ impl Plan {
         }
         let since = Instant::now();
         let victims = self.victims();
-        (0..self.ranks()).filter(|rank| !victims.contains(rank)).try_for_each(|rank| world.await_phase(rank, "named"))?;
+        (0..self.ranks())
+            .filter(|rank| !victims.contains(rank))
+            .try_for_each(|rank| world.await_phase(rank, "named"))?;
         match since.elapsed() < NAMED {
             true => Ok(()),
             false => Err(format!("named after {:.1?}", since.elapsed())),

@@ -4,8 +4,8 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_testkit::faults::{self, Backend, Case, Effort};
-use phalanx_testkit::{networked, processes};
 use phalanx_testkit::suite::{self, Share};
+use phalanx_testkit::{networked, processes};
 use std::process::{Command, ExitCode};
 
 /// The seed of the cases that have one; the suite's program tries many.

@@ -23,6 +23,8 @@ impl UcxComm {
         self.part().expect("a message of this host goes through its part")
     }
 
+    /// Posts a message; answers its number in the part.
+    ///
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
     pub(super) unsafe fn post_on_host(&self, transfer: Transfer) -> Result<OperationId> {

@@ -100,7 +100,7 @@ impl UcxComm {
         let number = *number;
         if self.is_here(peer) {
             // SAFETY: the caller's contract.
-            return unsafe { self.post_on_host(transfer) };
+            return unsafe { self.post_on_host(transfer) }.map(|id| Route::Host(id).id());
         }
         let operation = match direction {
             Direction::Send(data) => {
