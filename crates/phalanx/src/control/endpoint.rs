@@ -305,7 +305,10 @@ impl Endpoint {
                 Some(link) => link.fail(failure),
                 None => failure.propose(self.channel.header(), self.own(), self.rank),
             }
-            crate::os::log::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
+            // A part's numbers of ranks are its own: the whole communicator says what is wrong.
+            if self.outer.get().is_none() {
+                crate::os::log::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
+            }
         }
         drop(failing_lock);
         self.wake_peers();
