@@ -59,6 +59,7 @@ struct Plan {
     rank: usize,
     /// Into the work.
     delay: Duration,
+    /// A third of the silence at most: TCP may wait as long again after it.
     outage: Duration,
 }
 
@@ -83,7 +84,7 @@ impl Plan {
             host,
             rank: first + random.below(sizes[host]),
             delay: Duration::from_millis(random.below(300) as u64),
-            outage: Duration::from_millis(200 + random.below(1300) as u64),
+            outage: Duration::from_millis(200 + random.below(800) as u64),
         }
     }
 
@@ -131,7 +132,11 @@ impl Plan {
             Way::KillRank => world.inject(self.rank, Fault::Kill)?,
             Way::KillHost => {
                 hosts.perform("cut", &[&host])?;
-                hosts.perform("run", &[&host, "kill", "-9", "-1"])?;
+                // It ends those with which the script came there, too.
+                hosts
+                    .command("run", &[&host, "kill", "-9", "-1"])
+                    .output()
+                    .map_err(|error| error.to_string())?;
             }
             Way::Cut => hosts.perform("cut", &[&host])?,
             Way::Outage => {
