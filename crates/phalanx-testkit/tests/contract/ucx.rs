@@ -202,6 +202,11 @@ pub fn trials() -> Vec<Trial> {
     trials
 }
 
+/// On two hosts, which share the cores of this one.
+fn apart(launch: Launch) -> Launch {
+    launch.on_hosts(2).env("PHALANX_CORES", "1")
+}
+
 /// Ranks on two hosts, two or three on each.
 fn on_two_hosts() -> Vec<Trial> {
     let obstacle = ucx::missing().or_else(|| Elsewhere::enter().err());
@@ -215,16 +220,16 @@ fn on_two_hosts() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (group, _, launch) in GROUPS {
         for ranks in ON_HOSTS {
-            let perform = move || Ok(launch(ranks).on_hosts(2).env(ANY_ORDER, "1").reports().map(drop)?);
+            let perform = move || Ok(apart(launch(ranks)).env(ANY_ORDER, "1").reports().map(drop)?);
             trials.push(trial(format!("{group}/{ranks}"), Box::new(perform)));
         }
         if ["matrix", "programs"].contains(&group) {
             let perform =
-                move || Ok(launch(4).on_hosts(2).env("PHALANX_REPRODUCIBLE", "1").reports().map(drop)?);
+                move || Ok(apart(launch(4)).env("PHALANX_REPRODUCIBLE", "1").reports().map(drop)?);
             trials.push(trial(format!("reproducible/{group}/4"), Box::new(perform)));
         }
     }
-    let four = |scenario, arg| of(4, [(scenario, arg)].into_iter()).on_hosts(2);
+    let four = |scenario, arg| apart(of(4, [(scenario, arg)].into_iter()));
     for (expected, setting) in [("ranks", "1"), ("hosts", "0")] {
         let perform = move || {
             Ok(four("ucx/order", expected).env("PHALANX_REPRODUCIBLE", setting).reports().map(drop)?)
@@ -240,7 +245,7 @@ fn on_two_hosts() -> Vec<Trial> {
         trials.push(trial(format!("late/{victim}"), Box::new(perform)));
     }
     let stopped = || {
-        let launch = of(4, [("ucx/stopped", "3")].into_iter()).on_hosts(2);
+        let launch = apart(of(4, [("ucx/stopped", "3")].into_iter()));
         let mut world = launch.env("PHALANX_HEARTBEAT_TIMEOUT", "20").start()?;
         (0..4).try_for_each(|rank| world.await_phase(rank, "together"))?;
         world.inject(3, Fault::Stop)?;
