@@ -30,6 +30,7 @@ pub mod gpus;
 pub mod hosts;
 pub mod minifloat;
 pub mod mpi;
+pub mod networked;
 pub mod no_threads;
 pub mod number;
 pub mod processes;

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use phalanx_testkit::faults::program::{self, Options};
 use phalanx_testkit::faults::{self, Backend};
-use phalanx_testkit::processes;
+use phalanx_testkit::{networked, processes};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let summary = program::run(&Options { runs, seed, backend, case });
+    networked::end();
     print!("\n{summary}\n{} runs, {} failures\n", summary.runs(), summary.failures());
     if summary.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -11,6 +11,7 @@ use crate::fields::{escape, unescape};
 use crate::gpus::GPU_ALGORITHM;
 use crate::hosts::Elsewhere;
 use crate::mpi;
+use crate::networked::NetworkedHosts;
 use crate::scenario::{Body, Outcome, Scenario};
 use crate::threads::host;
 use phalanx::Comm;
@@ -141,7 +142,9 @@ pub fn gpus_of(ranks: &[usize]) -> String {
     gpus.join(",")
 }
 
-/// How long a rank on another host may be silent: shorter than by default, since tests wait for it.
+/// The variable for how long a rank on another host may be silent.
+const HEARTBEAT_TIMEOUT: &str = "PHALANX_HEARTBEAT_TIMEOUT";
+/// How long it may be by default here: shorter than by default, since tests wait for it.
 const SILENCE: Duration = Duration::from_millis(1400);
 
 /// Rank processes to be started.
@@ -150,6 +153,8 @@ pub struct Launch {
     scenarios: Vec<(String, Vec<String>)>,
     ranks: usize,
     hosts: usize,
+    /// Hosts with a network, and how many ranks each has.
+    network: Option<(&'static NetworkedHosts, Vec<usize>)>,
     skipped: Vec<usize>,
     plain: bool,
     gpus: bool,
@@ -164,6 +169,7 @@ impl Launch {
             scenarios: vec![(scenario.into(), Vec::new())],
             ranks,
             hosts: 1,
+            network: None,
             skipped: Vec::new(),
             plain: false,
             gpus: false,
@@ -213,7 +219,14 @@ impl Launch {
     /// meet in a store of this process.
     pub fn on_hosts(mut self, hosts: usize) -> Launch {
         self.hosts = hosts;
-        self.env("PHALANX_HEARTBEAT_TIMEOUT", &SILENCE.as_secs_f64().to_string())
+        self.env(HEARTBEAT_TIMEOUT, &SILENCE.as_secs_f64().to_string())
+    }
+
+    /// They are on hosts with a network, so many on each, and meet in a store beside these.
+    pub fn on_network(mut self, hosts: &'static NetworkedHosts, sizes: Vec<usize>) -> Launch {
+        self.hosts = sizes.len();
+        self.network = Some((hosts, sizes));
+        self
     }
 
     /// An environment variable of every rank.
@@ -249,7 +262,8 @@ impl Launch {
         let mut world = World { ranks: Vec::new(), events, deadline, _store: None };
         let (mut host, mut elsewhere) = (0, None);
         for rank in (0..self.ranks).filter(|rank| !self.skipped.contains(rank)) {
-            if std::mem::replace(&mut host, self.host_of(rank)) != self.host_of(rank) {
+            let is_next = std::mem::replace(&mut host, self.host_of(rank)) != self.host_of(rank);
+            if is_next && self.network.is_none() {
                 drop(elsewhere.take());
                 elsewhere = Some(Elsewhere::enter()?);
             }
@@ -274,14 +288,25 @@ impl Launch {
             return Ok(None);
         }
         let token = Token::random().map_err(|error| format!("a token: {error}"))?;
-        let settings = Settings { ranks: Some(self.ranks as u32), silence: SILENCE, ..Settings::default() };
-        let server =
-            Server::start("127.0.0.1:0", token.clone(), settings).map_err(|error| error.to_string())?;
+        let told = self.env.iter().rfind(|(_, name, _)| name == HEARTBEAT_TIMEOUT);
+        let silence = told
+            .and_then(|(.., value)| value.as_ref()?.parse().ok())
+            .map_or(SILENCE, Duration::from_secs_f64);
+        let settings = Settings { ranks: Some(self.ranks as u32), silence, ..Settings::default() };
+        let start = |address: &str| {
+            Server::start(address, token.clone(), settings).map_err(|error| error.to_string())
+        };
+        let server = match &self.network {
+            Some((hosts, _)) => hosts.beside(|| start("10.77.0.254:0"))?,
+            None => start("127.0.0.1:0")?,
+        };
         Ok(Some((server, token)))
     }
 
     fn host_of(&self, rank: usize) -> usize {
-        rank * self.hosts / self.ranks
+        let Some((_, sizes)) = &self.network else { return rank * self.hosts / self.ranks };
+        let last = |host: &usize| sizes[..=*host].iter().sum::<usize>() > rank;
+        (0..sizes.len()).find(last).expect("each rank is on a host")
     }
 
     fn place_on_host(&self, command: &mut Command, rank: usize) {
@@ -311,7 +336,14 @@ impl Launch {
 
     fn command(&self, rank: usize, job: &str, store: Option<&(Server, Token)>) -> Result<Command, String> {
         let program = std::env::current_exe().map_err(|error| format!("no own path: {error}"))?;
-        let mut command = Command::new(program);
+        let mut command = match &self.network {
+            None => Command::new(program),
+            Some((hosts, _)) => {
+                let mut command = hosts.command("run", &[&self.host_of(rank).to_string()]);
+                command.arg(program);
+                command
+            }
+        };
         // Variables of the test's own environment, which may itself be a launcher's, do not count.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();

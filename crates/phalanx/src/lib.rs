@@ -44,6 +44,7 @@
 //! | `PHALANX_BACKEND` | `solo`, `host`, `mpi`, `ucx`, `nccl`, `rccl`, `nvshmem` or `auto`: NCCL (RCCL) if each rank has a GPU of NVIDIA's (AMD's), else MPI under an MPI launcher, else the host (UCX between hosts), else solo for one rank |
 //! | `PHALANX_INTERFACE` | the network interface of UCX (`eth0`); by default UCX chooses |
 //! | `PHALANX_CHECK` | `1`: the ranks compare every collective before it moves anything (NVSHMEM and the host always compare: see [`Builder::check`]) |
+//! | `PHALANX_REPRODUCIBLE` | `1`: host memory of several hosts is combined in rank order (see [`Builder::reproducible`]) |
 //! | `PHALANX_GPU_ALGORITHM` | which of phalanx's own GPU kernels carry operations on GPUs out: `auto` (the fastest, the default), `nccl` (none), or one for all that have it: `ll`, `ll128`, `two_hops_ll`, `two_hops_ll128`. The same on every rank |
 //! | `PHALANX_NCCL_LIB`, `PHALANX_CUDA_LIB`, `PHALANX_MPI_LIB`, `PHALANX_NVSHMEM_LIB`, `PHALANX_UCX_LIB` | the shared libraries of NCCL, of the CUDA driver, of MPI, of NVSHMEM and of UCX (files, or folders that have them), if they are not in the usual places |
 //! | `PHALANX_RCCL_LIB`, `PHALANX_HIP_LIB` | the same of RCCL and of the HIP runtime |

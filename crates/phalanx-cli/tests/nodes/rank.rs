@@ -18,6 +18,8 @@ pub const SILENCE: &str = "NODES_TEST_SILENCE";
 const PLACE: &str = "NODES_TEST_PLACE";
 /// For the role `identified`: rank and file of the id, see [`identified_command`].
 const ID: &str = "NODES_TEST_ID";
+/// For the role `checkpoint`: the file.
+pub const CHECKPOINT: &str = "NODES_TEST_CHECKPOINT";
 /// The timeout of successful tests: longer than any of their waits.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -66,6 +68,7 @@ pub fn serve() -> Option<ExitCode> {
         "loop" => run_loop(None, false),
         "loop for 6 s" => run_loop(Some(Duration::from_secs(6)), false),
         "loop, and shrink" => run_loop(None, true),
+        "checkpoint" => work_from_checkpoint(),
         "member" => member(),
         part => panic!("there is no part {part}"),
     }
@@ -122,6 +125,30 @@ fn run_loop(limit: Option<Duration>, shrinks: bool) {
         Ok(shrunk) => println!("{} go on with the sum {}", shrunk.world_size(), sum[0]),
         Err(error) => println!("shrink: {error}"),
     }
+}
+
+/// A rank that works twenty steps, from the checkpoint on if there is one. In the job's first attempt rank 1 is killed after the tenth.
+fn work_from_checkpoint() {
+    let file = std::env::var(CHECKPOINT).unwrap();
+    let comm = phalanx::Comm::builder().timeout(TIMEOUT).init().unwrap();
+    let is_first = std::env::var_os("SLURM_RESTART_COUNT").is_none();
+    let mut from = [std::fs::read_to_string(&file).map_or(0, |text| text.parse::<u32>().unwrap())];
+    comm.broadcast_in_place(&mut from, 0).unwrap();
+    let mut sum = [0u32];
+    for step in from[0]..20 {
+        sum = [comm.rank() as u32 + 1];
+        comm.all_reduce_in_place(&mut sum, phalanx::ReduceOp::Sum).unwrap();
+        if comm.rank() == 0 {
+            std::fs::write(format!("{file}.part"), (step + 1).to_string()).unwrap();
+            std::fs::rename(format!("{file}.part"), &file).unwrap();
+        }
+        comm.barrier().unwrap();
+        if is_first && step + 1 == 10 && comm.rank() == 1 {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+        }
+    }
+    comm.finalize().unwrap();
+    say(&format!("worked from step {} to 20, sum {}", from[0], sum[0]));
 }
 
 /// A rank by `Builder::place`.

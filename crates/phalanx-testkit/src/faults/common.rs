@@ -45,7 +45,7 @@ impl Ground {
                 // One for each rank of the largest world.
                 Ok(Ground { emulated: Some(emulated.set("DEVICES", crate::program::RANKS)) })
             }
-            Backend::Host | Backend::Mpi => Ok(Ground { emulated: None }),
+            Backend::Host | Backend::Mpi | Backend::Ucx => Ok(Ground { emulated: None }),
         }
     }
 

@@ -11,6 +11,7 @@ mod environment;
 mod gone;
 mod grow;
 mod holdings;
+mod hosts;
 mod leaks;
 mod life;
 mod limits;
@@ -38,11 +39,13 @@ pub enum Backend {
     Mpi,
     /// The emulated NCCL, on emulated GPUs.
     Nccl,
+    /// UCX, on hosts with a network.
+    Ucx,
 }
 
 impl Backend {
     /// All of them.
-    pub const ALL: [Backend; 3] = [Backend::Host, Backend::Mpi, Backend::Nccl];
+    pub const ALL: [Backend; 4] = [Backend::Host, Backend::Mpi, Backend::Nccl, Backend::Ucx];
 
     /// Its name, as `PHALANX_BACKEND` has it.
     pub fn name(self) -> &'static str {
@@ -50,6 +53,7 @@ impl Backend {
             Backend::Host => "host",
             Backend::Mpi => "mpi",
             Backend::Nccl => "nccl",
+            Backend::Ucx => "ucx",
         }
     }
 
@@ -73,6 +77,7 @@ impl Backend {
                 cases.into_iter().flatten().collect()
             }
             Backend::Nccl => nccl_cases(),
+            Backend::Ucx => hosts::cases(),
         }
     }
 }
@@ -151,6 +156,7 @@ pub fn scenarios() -> Vec<Scenario> {
         records::SCENARIOS,
         deadline::SCENARIOS,
         grow::SCENARIOS,
+        hosts::SCENARIOS,
         mpi::SCENARIOS,
         one_sided::SCENARIOS,
     ]

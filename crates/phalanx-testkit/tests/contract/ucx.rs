@@ -1,5 +1,6 @@
 //! The contract on UCX: the same scenarios with ranks as processes of this host that reach each other over the loopback, as
-//! ranks of several hosts do over their network (phalanx-cli's `nodes` has hosts).
+//! ranks of several hosts do over their network (phalanx-cli's `nodes` has hosts). And as processes of two hosts that share no memory, of
+//! which those on one host share it.
 
 use crate::mpi::MATRIX;
 use crate::world::{Done, all_equal, outcome, same};
@@ -10,11 +11,16 @@ use crate::{
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::fault::Fault;
+use phalanx_testkit::hosts::Elsewhere;
 use phalanx_testkit::processes::{Launch, describe, phase};
+use phalanx_testkit::random::ANY_ORDER;
 use phalanx_testkit::{Scenario, suite, ucx};
 use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Ranks on two hosts: as many on each, and more on the first.
+const ON_HOSTS: [usize; 2] = [4, 5];
 
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, &'static [usize], fn(usize) -> Launch);
@@ -50,8 +56,84 @@ fn all(ranks: usize, scenarios: &[&[Scenario]]) -> Launch {
     of(ranks, names.collect::<Vec<_>>().into_iter())
 }
 
-pub const SCENARIOS: &[Scenario] =
-    &[Scenario::rank("ucx/outlive", |comm, args| outcome(outlive(&comm, &args[0], &args[1])))];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("ucx/outlive", |comm, args| outcome(outlive(&comm, &args[0], &args[1]))),
+    Scenario::rank("ucx/order", |comm, args| outcome(order(&comm, &args[0]))),
+    Scenario::rank("ucx/mismatch", |comm, args| outcome(mismatch(&comm, &args[0]))),
+    Scenario::rank("ucx/stopped", |comm, args| outcome(stopped(&comm, &args[0]))),
+    Scenario::rank("ucx/late", |comm, args| outcome(late(comm, &args[0]))),
+];
+
+/// The sum of four ranks on two hosts tells by its bits in which order they were combined.
+fn order(comm: &Comm, expected: &str) -> Done {
+    let contribution = |rank: usize, i: usize| [1e8f32, 3.3, -1e8, 7.7][(rank + i) % 4];
+    for count in [1, 50, 100_003] {
+        let own: Vec<f32> = (0..count).map(|i| contribution(comm.rank(), i)).collect();
+        let in_order = |i| (1..4).fold(contribution(0, i), |sum, rank| sum + contribution(rank, i));
+        let by_host =
+            |i| (contribution(0, i) + contribution(1, i)) + (contribution(2, i) + contribution(3, i));
+        let bits: Vec<u32> = (0..count)
+            .map(|i| if expected == "ranks" { in_order(i) } else { by_host(i) }.to_bits())
+            .collect();
+        let mut sum = vec![0f32; count];
+        comm.all_reduce(&own, &mut sum, ReduceOp::Sum)?;
+        same("an all_reduce", sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits.clone())?;
+        sum.fill(0.0);
+        comm.reduce(&own, &mut sum, ReduceOp::Sum, 2)?;
+        if comm.rank() == 2 {
+            same("a reduce", sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rank 1 calls something else; all ranks are told the same.
+fn mismatch(comm: &Comm, other: &str) -> Done {
+    comm.barrier()?;
+    let mut data = [1u32; 8];
+    let called = match (comm.rank(), other) {
+        (1, "all_to_all") => comm.all_to_all(&[0u32; 8], &mut data),
+        (1, "broadcast") => comm.broadcast_in_place(&mut data, 0),
+        (1, "root") => comm.broadcast_in_place(&mut data, 3),
+        (_, "root") => comm.broadcast_in_place(&mut data, 2),
+        _ => comm.all_reduce_in_place(&mut data, ReduceOp::Sum),
+    };
+    // A root may not notice before its next call.
+    let error = called.and_then(|()| comm.barrier()).err().ok_or("no error")?;
+    let Error::Mismatch(mismatch) = &error else { return Err(error.into()) };
+    Ok(same("a rank that differs", mismatch.rank == 1 || mismatch.other_rank == 1, true)?)
+}
+
+/// Works until a rank is stopped. The ranks of its host see that, and tell the others.
+fn stopped(comm: &Comm, victim: &str) -> Done {
+    comm.barrier()?;
+    phase("together");
+    let error = loop {
+        if let Err(error) = comm.all_reduce_in_place(&mut [1u32], ReduceOp::Sum) {
+            break error;
+        }
+    };
+    let Error::Peer(peer) = &error else { return Err(error.into()) };
+    same("the rank that is stopped", peer.rank.to_string().as_str(), victim)?;
+    same("what became of it", peer.event, PeerEvent::Stopped)?;
+    phase("named");
+    Ok(())
+}
+
+/// A rank comes too late, and all name it: also those that wait for a rank of their own host, which waits for it.
+fn late(comm: Comm, victim: &str) -> Done {
+    comm.barrier()?;
+    let victim: usize = victim.parse()?;
+    comm.set_timeout(Duration::from_secs(2));
+    if comm.rank() == victim {
+        std::thread::sleep(Duration::from_secs(4));
+        return Ok(());
+    }
+    let error = comm.all_reduce_in_place(&mut [1u32], ReduceOp::Sum).err().ok_or("no error")?;
+    let Error::Timeout(timeout) = &error else { return Err(error.into()) };
+    let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+    Ok(same("who is missing", missing, vec![victim])?)
+}
 
 /// Works until a rank is killed, and goes on without it.
 fn outlive(comm: &Comm, elements: &str, victim: &str) -> Done {
@@ -76,11 +158,11 @@ fn outlive(comm: &Comm, elements: &str, victim: &str) -> Done {
 }
 
 /// Ranks are killed at different moments of short and of long operations. To make a connection to one may fail at once.
-fn killed_ranks_are_outlived() -> Result<(), Failed> {
+fn killed_ranks_are_outlived(hosts: usize) -> Result<(), Failed> {
     for (round, elements) in [10, 5_000, 70_000, 1_000_000].into_iter().cycle().take(12).enumerate() {
         let victim = 1 + round % 3;
         let launch = Launch::new("ucx/outlive", 4).arg(elements).arg(victim);
-        let mut world = launch.deadline(DEADLINE).env("PHALANX_BACKEND", "ucx").start()?;
+        let mut world = launch.deadline(DEADLINE).env("PHALANX_BACKEND", "ucx").on_hosts(hosts).start()?;
         (0..4).try_for_each(|rank| world.await_phase(rank, "together"))?;
         // Any moment will do.
         std::thread::sleep(Duration::from_millis(13 * round as u64));
@@ -105,13 +187,72 @@ pub fn trials() -> Vec<Trial> {
             trials.push(trial(format!("ucx/processes/{group}/{ranks}"), Box::new(perform)));
         }
     }
-    trials.push(trial("ucx/processes/killed_ranks_are_outlived".into(), Box::new(killed_ranks_are_outlived)));
+    trials.push(trial(
+        "ucx/processes/killed_ranks_are_outlived".into(),
+        Box::new(|| killed_ranks_are_outlived(1)),
+    ));
     // These fail their communicator.
     for scenario in plain::COMPARED.iter().chain(operations::COMPARED) {
         let perform = || Ok(all(2, &[&[*scenario]]).reports().map(drop)?);
         trials.push(trial(format!("ucx/processes/compared/{}", scenario.name), Box::new(perform)));
     }
+    trials.extend(on_two_hosts());
     let float_modes = || all_equal(&all(3, &[float_modes::SCENARIOS]).reports()?);
     trials.push(trial("ucx/processes/float_modes/3".into(), Box::new(float_modes)));
+    trials
+}
+
+/// On two hosts, which share the cores of this one.
+fn apart(launch: Launch) -> Launch {
+    launch.on_hosts(2).env("PHALANX_CORES", "1")
+}
+
+/// Ranks on two hosts, two or three on each.
+fn on_two_hosts() -> Vec<Trial> {
+    let obstacle = ucx::missing().or_else(|| Elsewhere::enter().err());
+    let trial = |name: String, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| {
+        let name = format!("ucx/hosts/{name}");
+        match &obstacle {
+            None => Trial::test(name, run),
+            Some(reason) => suite::ignored(name, reason),
+        }
+    };
+    let mut trials = Vec::new();
+    for (group, _, launch) in GROUPS {
+        for ranks in ON_HOSTS {
+            let perform = move || Ok(apart(launch(ranks)).env(ANY_ORDER, "1").reports().map(drop)?);
+            trials.push(trial(format!("{group}/{ranks}"), Box::new(perform)));
+        }
+        if ["matrix", "programs"].contains(&group) {
+            let perform =
+                move || Ok(apart(launch(4)).env("PHALANX_REPRODUCIBLE", "1").reports().map(drop)?);
+            trials.push(trial(format!("reproducible/{group}/4"), Box::new(perform)));
+        }
+    }
+    let four = |scenario, arg| apart(of(4, [(scenario, arg)].into_iter()));
+    for (expected, setting) in [("ranks", "1"), ("hosts", "0")] {
+        let perform = move || {
+            Ok(four("ucx/order", expected).env("PHALANX_REPRODUCIBLE", setting).reports().map(drop)?)
+        };
+        trials.push(trial(format!("combined_in_order_of_{expected}"), Box::new(perform)));
+    }
+    for other in ["all_to_all", "broadcast", "root"] {
+        let perform = move || Ok(four("ucx/mismatch", other).reports().map(drop)?);
+        trials.push(trial(format!("mismatch/{other}"), Box::new(perform)));
+    }
+    for victim in ["0", "1", "3"] {
+        let perform = move || Ok(four("ucx/late", victim).reports().map(drop)?);
+        trials.push(trial(format!("late/{victim}"), Box::new(perform)));
+    }
+    let stopped = || {
+        let launch = apart(of(4, [("ucx/stopped", "3")].into_iter()));
+        let mut world = launch.env("PHALANX_HEARTBEAT_TIMEOUT", "20").start()?;
+        (0..4).try_for_each(|rank| world.await_phase(rank, "together"))?;
+        world.inject(3, Fault::Stop)?;
+        (0..3).try_for_each(|rank| world.await_phase(rank, "named"))?;
+        Ok(world.inject(3, Fault::Kill)?)
+    };
+    trials.push(trial("a_stopped_rank_is_named".into(), Box::new(stopped)));
+    trials.push(trial("killed_ranks_are_outlived".into(), Box::new(|| killed_ranks_are_outlived(2))));
     trials
 }

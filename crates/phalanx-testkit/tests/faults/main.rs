@@ -4,8 +4,8 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_testkit::faults::{self, Backend, Case, Effort};
-use phalanx_testkit::processes;
 use phalanx_testkit::suite::{self, Share};
+use phalanx_testkit::{networked, processes};
 use std::process::{Command, ExitCode};
 
 /// The seed of the cases that have one; the suite's program tries many.
@@ -30,6 +30,7 @@ const SHARES: &[Share] = &[
 
 /// What waits for seconds, and has a shorter trial of its kind beside it.
 const SLOW: &[&str] = &[
+    "ucx/hosts/",
     "/missing_rank_0",
     "abort_at_once",
     "a_late_rank_comes_back",
@@ -56,7 +57,9 @@ fn main() -> ExitCode {
         .flat_map(|backend| backend.cases().into_iter().map(move |case| trial(backend, case)));
     let own_kernels = Backend::Nccl.cases().into_iter().filter(|case| case.ignored.is_none()).enumerate();
     let own_kernels = own_kernels.map(|(place, case)| with_own_kernels(place, case.name));
-    suite::run(&args, trials.chain(own_kernels).collect(), SHARES, SLOW)
+    let code = suite::run(&args, trials.chain(own_kernels).collect(), SHARES, SLOW);
+    networked::end();
+    code
 }
 
 /// A case of NCCL's where phalanx's own kernels carry collectives out, in a process of its own.

@@ -31,6 +31,7 @@ pub struct Builder {
     backend: Option<BackendKind>,
     gpu: Option<usize>,
     check: Option<bool>,
+    reproducible: Option<bool>,
     place: Option<(usize, usize, String)>,
     store: Option<StoreAddress>,
     #[cfg(feature = "_nccl")]
@@ -87,6 +88,17 @@ impl Builder {
     ///   the difference in the next.
     pub fn check(mut self, check: bool) -> Builder {
         self.check = Some(check);
+        self
+    }
+
+    /// Sets whether host memory of ranks on several hosts is combined in rank order, as it always is on one host: the result is then
+    /// bit-identical to that of the same ranks on one host. Default: `PHALANX_REPRODUCIBLE=1`.
+    ///
+    /// Without it, sums, products, averages, minima and maxima of `f32` and `f64` combine the ranks of each host first, which takes less of
+    /// the network; the result is still the same on all ranks and from run to run. Other types give one result either way.
+    /// Libraries (MPI, NCCL, RCCL, NVSHMEM) combine in an order of their own. The ranks must agree on it.
+    pub fn reproducible(mut self, reproducible: bool) -> Builder {
+        self.reproducible = Some(reproducible);
         self
     }
 
@@ -183,6 +195,10 @@ impl Builder {
             Some(check) => check,
             None => environment::check_from_environment().map_err(Error::from)?,
         };
+        let reproducible = match self.reproducible {
+            Some(reproducible) => reproducible,
+            None => environment::reproducible_from_environment().map_err(Error::from)?,
+        };
         let mut environment = Environment::current();
         if let Some((rank, world_size, job)) = &self.place {
             environment = environment.placed(*rank, *world_size, job);
@@ -208,6 +224,7 @@ impl Builder {
             backend: self.backend,
             gpu: self.gpu,
             check,
+            reproducible,
             listener,
             #[cfg(feature = "_nccl")]
             nccl: Arc::new(crate::backend::nccl::NcclSettings::from_environment(self.nccl, check)?),

@@ -442,7 +442,7 @@ impl ControlChannel {
     /// A host channel of the surviving ranks, and the number of this shrink.
     pub fn shrink(&self) -> Result<(Box<dyn HostChannel>, u64)> {
         let (endpoint, number) = self.endpoint.shrink()?;
-        Ok((self.host_channel.over(endpoint), number))
+        Ok((self.host_channel.over(endpoint)?, number))
     }
 
     /// Whether the flags of all surviving ranks are set.

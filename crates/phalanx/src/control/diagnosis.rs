@@ -53,7 +53,7 @@ impl Endpoint {
             suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();
         missing.dedup();
-        if self.world.is_processes() {
+        if self.world.sees_processes() {
             // Stopped ranks are the cause; the others may only be late.
             let stopped = missing.iter().copied().filter(|rank| self.halt(*rank).is_some());
             let stopped: Vec<usize> = stopped.collect();

@@ -10,6 +10,7 @@ pub(crate) use wait::{Peers, PendingOperation};
 use super::failure::{ChannelFailure, FailureContext};
 use super::flags::{Fences, Gate};
 use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
+use super::outer::Outer;
 use super::relay::{Decision, RelayLink};
 use super::segment::Segment;
 use super::world::{Kind, World};
@@ -49,6 +50,8 @@ pub(crate) struct Endpoint {
     refusal: OnceLock<String>,
     /// Set when this rank has probed kernel copy from all its peers.
     probed_kernel_copy: OnceLock<()>,
+    /// The channel over several hosts of which this is the part on one.
+    outer: OnceLock<Outer>,
 }
 
 /// A channel that one rank makes and all ranks of it open.
@@ -115,6 +118,7 @@ impl Endpoint {
             failing_lock: Mutex::default(),
             refusal: OnceLock::new(),
             probed_kernel_copy: OnceLock::new(),
+            outer: OnceLock::new(),
         };
         endpoint.set_timeout(timeout);
         let pid = std::process::id();
@@ -127,6 +131,19 @@ impl Endpoint {
             endpoint.publish();
         }
         endpoint
+    }
+
+    /// Makes this channel the part on one host of another. Before its first wait.
+    pub fn belong_to(&self, outer: Outer) {
+        let _ = self.outer.set(outer);
+    }
+
+    /// The reason for which the channel has failed.
+    pub fn reason(&self) -> Option<ChannelFailure> {
+        match self.channel.header().failure.load(Ordering::Acquire) {
+            0 => None,
+            winner => ChannelFailure::read(self.channel.state(winner as usize - 1)),
+        }
     }
 
     /// Whether data beyond a few words can be moved.
@@ -240,11 +257,7 @@ impl Endpoint {
 
     /// The ranks that the channel's failure names as gone or missing; none without a failure.
     pub fn lost(&self) -> Vec<usize> {
-        match self.channel.header().failure.load(Ordering::Acquire) {
-            0 => Vec::new(),
-            winner => ChannelFailure::read(self.channel.state(winner as usize - 1))
-                .map_or(Vec::new(), |failure| failure.lost().to_vec()),
-        }
+        self.reason().map_or(Vec::new(), |failure| failure.lost().to_vec())
     }
 
     /// Fails the channel after the operating system refused this rank something in the middle of an operation.
@@ -292,11 +305,37 @@ impl Endpoint {
                 Some(link) => link.fail(failure),
                 None => failure.propose(self.channel.header(), self.own(), self.rank),
             }
-            crate::os::log::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
+            // A part's numbers of ranks are its own: the whole communicator says what is wrong.
+            if self.outer.get().is_none() {
+                crate::os::log::error!(rank = self.rank, "the communicator has failed: {}", self.failure());
+            }
         }
         drop(failing_lock);
         self.wake_peers();
         self.failure()
+    }
+
+    /// Fails the channel for a reason that a wait has found: with its outer channel, for which the reason is, if it has one.
+    #[cold]
+    pub fn give_up(&self, reason: &ChannelFailure) -> Error {
+        let Some(outer) = self.outer.get() else { return self.fail(reason) };
+        let error = outer.endpoint.fail(reason);
+        self.follow_outer();
+        error
+    }
+
+    /// Fails the part of a channel that has failed.
+    #[cold]
+    pub fn follow_outer(&self) {
+        if !self.has_failed() {
+            ChannelFailure::Aborted { rank: self.rank }.propose(self.channel.header(), self.own(), self.rank);
+        }
+        self.wake_peers();
+    }
+
+    /// An error if the outer channel, if there is one, has failed.
+    fn check_outer(&self) -> Result<()> {
+        self.outer.get().map_or(Ok(()), Outer::look).inspect_err(|_| self.follow_outer())
     }
 
     /// Waits until no peer is inside this rank's memory. Called between the failure and the return of its error, after which the caller may

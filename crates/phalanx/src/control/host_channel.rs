@@ -7,7 +7,7 @@ use crate::types::error::Result;
 
 /// A communicator of host memory, as other backends use it: to gather a few words, to split, to grow.
 ///
-/// The host backend implements it, and UCX's to split in the same way. Backends hold it as `dyn HostChannel`, so that no backend depends on another.
+/// The host backend implements it, and UCX's to split in the same way; UCX's holds one of the ranks of its host. Backends hold it as `dyn HostChannel`, so that no backend depends on another.
 pub(crate) trait HostChannel: Backend {
     /// This rank's end of the channel.
     fn endpoint(&self) -> &Endpoint;
@@ -16,7 +16,13 @@ pub(crate) trait HostChannel: Backend {
     fn into_endpoint(self: Box<Self>) -> Endpoint;
 
     /// A host channel over another endpoint.
-    fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel>;
+    fn over(&self, endpoint: Endpoint) -> Result<Box<dyn HostChannel>>;
+
+    /// Makes `history` the fingerprint of all collectives so far. The next one is a step of an operation of more ranks, which has it.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn set_history(&self, history: u64);
 
     /// [`Backend::split`] that returns host channels.
     ///

@@ -33,7 +33,7 @@ impl Liveness {
 
     /// The rank that blocks `awaited`, if it has been stopped longer than allowed. Logs a warning before.
     pub fn find_stopped(&mut self, endpoint: &Endpoint, awaited: &[usize]) -> Option<usize> {
-        if !endpoint.world.is_processes() || self.last_look.elapsed() < INTERVAL {
+        if !endpoint.world.sees_processes() || self.last_look.elapsed() < INTERVAL {
             return None;
         }
         if self.last_look.elapsed() > 2 * INTERVAL {

@@ -11,6 +11,7 @@ pub(crate) mod host_channel;
 pub(crate) mod join;
 pub(crate) mod layout;
 pub(crate) mod liveness;
+pub(crate) mod outer;
 pub(crate) mod prefetch;
 pub(crate) mod record;
 pub(crate) mod relay;

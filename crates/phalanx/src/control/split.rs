@@ -37,7 +37,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn attach(self, channel: NewChannel, parent: &dyn HostChannel) -> Box<dyn HostChannel> {
+    fn attach(self, channel: NewChannel, parent: &dyn HostChannel) -> Result<Box<dyn HostChannel>> {
         let rank = self.members.iter().position(|rank| *rank == self.parent.rank).expect("one of them");
         let world_ranks = self.members.iter().map(|rank| self.parent.members()[*rank]).collect();
         let world = self.parent.world.clone();
@@ -85,7 +85,7 @@ pub(crate) unsafe fn split_by_color(
     let (Some(part), Some(channel)) = (part, opened.transpose()?) else { return Ok(None) };
     match part.members.iter().find(|rank| all_opened[**rank] == 0) {
         Some(rank) => Err(part.failed(*rank, "open")),
-        None => Ok(Some(part.attach(channel, parent))),
+        None => part.attach(channel, parent).map(Some),
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn split_among(
     if failed < endpoint.ranks {
         return Err(part.failed(failed, "open"));
     }
-    Ok((part.attach(channel, parent), told[1]))
+    Ok((part.attach(channel, parent)?, told[1]))
 }
 
 fn tell(parent: &dyn HostChannel, rank: usize, words: [u64; 2]) -> Result<()> {
@@ -168,5 +168,5 @@ pub(crate) unsafe fn split_in_grid(
     if let (Some(part), Some(other)) = (parts.first(), all_opened.iter().position(|opened| *opened == 0)) {
         return Err(part.failed(other, "open"));
     }
-    Ok(parts.into_iter().zip(opened).map(|(part, channel)| part.attach(channel, parent)).collect())
+    parts.into_iter().zip(opened).map(|(part, channel)| part.attach(channel, parent)).collect()
 }

@@ -133,11 +133,28 @@ impl World {
         matches!(self.kind, Kind::Processes(_))
     }
 
-    /// A rank's process, if the ranks are processes of this host.
+    /// Whether [`process`](Self::process) knows the ranks of this host.
+    pub fn sees_processes(&self) -> bool {
+        match &self.kind {
+            Kind::Processes(_) => true,
+            Kind::Hosts(relay) => relay.sees_processes(),
+            Kind::Threads(_) => false,
+        }
+    }
+
+    /// Tells a world of ranks on several hosts which world those of this host have beside.
+    pub fn set_here(&self, here: Arc<World>) {
+        if let Kind::Hosts(relay) = &self.kind {
+            relay.set_here(here);
+        }
+    }
+
+    /// A rank's process, if it is one of this host.
     pub fn process(&self, world_rank: usize) -> Option<&Process> {
         match &self.kind {
             Kind::Processes(world) => world.processes.get(world_rank),
-            Kind::Threads(_) | Kind::Hosts(_) => None,
+            Kind::Hosts(relay) => relay.process(world_rank),
+            Kind::Threads(_) => None,
         }
     }
 

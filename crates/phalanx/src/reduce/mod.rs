@@ -110,6 +110,28 @@ impl<'a> Reducer<'a> {
     }
 }
 
+/// Divides floats by a number of ranks, as an average does.
+///
+/// # Safety
+/// `values` has `count` elements of the type, `F32` or `F64`, which nothing else uses.
+pub(crate) unsafe fn divide(dtype: DType, values: *mut u8, count: usize, ranks: usize) {
+    in_standard_float_mode(|| match dtype {
+        // SAFETY: the caller's contract; an element may lie anywhere.
+        DType::F32 => unsafe {
+            for place in (0..count).map(|i| values.cast::<f32>().add(i)) {
+                place.write_unaligned(place.read_unaligned() / ranks as f32);
+            }
+        },
+        // SAFETY: as above.
+        DType::F64 => unsafe {
+            for place in (0..count).map(|i| values.cast::<f64>().add(i)) {
+                place.write_unaligned(place.read_unaligned() / ranks as f64);
+            }
+        },
+        other => unreachable!("no averages of {other} are made of sums"),
+    });
+}
+
 /// The kernel of an operation on bits, which does not ask for signs.
 fn of_bits<T: BitElement>(code: ReductionCode) -> Kernel {
     match code {

@@ -22,6 +22,8 @@ pub(crate) struct Introduction {
     insists: [bool; ON_GPUS.len()],
     /// Whether calls are to be compared before they move data.
     check: bool,
+    /// Whether contributions are to be combined in rank order.
+    reproducible: bool,
 }
 
 impl Introduction {
@@ -30,7 +32,7 @@ impl Introduction {
     pub fn own(
         wanted: Option<BackendKind>,
         gpu: Option<usize>,
-        check: bool,
+        [check, reproducible]: [bool; 2],
         gpus: impl Fn(BackendKind, Option<usize>) -> Result<Visible>,
     ) -> Introduction {
         let may_use = |backend: BackendKind| wanted.is_none_or(|wanted| wanted == backend);
@@ -45,7 +47,14 @@ impl Introduction {
             |backend: BackendKind| may_use(backend) && gpus(backend, None).is_ok_and(|gpus| !gpus.is_empty());
         let insists = ON_GPUS.map(|backend| gpu.is_some() && has_some(backend));
         let wanted = wanted.map(|backend| backend.name().to_owned());
-        Introduction { identity: HostIdentity::own(), wanted, gpus: ON_GPUS.map(look), insists, check }
+        Introduction {
+            identity: HostIdentity::own(),
+            wanted,
+            gpus: ON_GPUS.map(look),
+            insists,
+            check,
+            reproducible,
+        }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -99,7 +108,9 @@ pub(crate) fn agree(
             "set PHALANX_BACKEND to the same for all ranks, and Builder::backend in all of them",
         ));
     }
-    check_settings(all.iter().map(|one| one.check), |rank| topology.name_of(topology.host_of(rank)).into())?;
+    let host_of = |rank| topology.name_of(topology.host_of(rank)).into();
+    check_settings(all.iter().map(|one| one.check), host_of)?;
+    compare(all.iter().map(|one| one.reproducible), host_of, ORDER)?;
     let reports = |index: usize| all.iter().map(|one| &one.gpus[index]).collect::<Vec<&GpuReport>>();
     let without = |index: usize| share_out(&reports(index), topology).err();
     let wants = |backend: BackendKind| wanted.as_ref().is_none_or(|wanted| wanted == backend.name());
@@ -133,17 +144,27 @@ pub(crate) fn check_settings(
     check: impl Iterator<Item = bool>,
     host_of: impl Fn(usize) -> String,
 ) -> Result<()> {
-    let all: Vec<bool> = check.collect();
-    let Some(other) = all.iter().position(|check| *check != all[0]) else { return Ok(()) };
+    compare(check, host_of, CHECK)
+}
+
+/// What a setting tells a rank, its variable, and the builder's method.
+type SettingNames = [&'static str; 3];
+const CHECK: SettingNames = ["compare calls", "PHALANX_CHECK", "Builder::check"];
+const ORDER: SettingNames = ["combine in rank order", "PHALANX_REPRODUCIBLE", "Builder::reproducible"];
+
+/// Compares a setting of all ranks, in rank order.
+fn compare(
+    values: impl Iterator<Item = bool>,
+    host_of: impl Fn(usize) -> String,
+    [what, variable, method]: SettingNames,
+) -> Result<()> {
+    let all: Vec<bool> = values.collect();
+    let Some(other) = all.iter().position(|value| *value != all[0]) else { return Ok(()) };
     let named = |rank: usize| format!("rank {rank} on {}", host_of(rank));
     let (with, without) = if all[0] { (0, other) } else { (other, 0) };
     Err(Error::bootstrap(
-        format!(
-            "{} was told to compare calls (PHALANX_CHECK=1), and {} was not",
-            named(with),
-            named(without)
-        ),
-        "set PHALANX_CHECK to the same for all ranks, on all hosts, and Builder::check in all of them",
+        format!("{} was told to {what} ({variable}=1), and {} was not", named(with), named(without)),
+        format!("set {variable} to the same for all ranks, on all hosts, and {method} in all of them"),
     ))
 }
 
@@ -168,6 +189,7 @@ mod tests {
             gpus: [seen(gpus), Err("no HIP".into())],
             insists: [false; 2],
             check: false,
+            reproducible: false,
         }
     }
 

@@ -3,8 +3,8 @@
 use super::gpus::gpus_for;
 use crate::contract::BackendKind;
 use crate::rendezvous::environment::{
-    Environment, Launcher, check_from_environment, cores_from_environment, stopped_timeout_from_environment,
-    timeout_from_environment,
+    Environment, Launcher, check_from_environment, cores_from_environment, reproducible_from_environment,
+    stopped_timeout_from_environment, timeout_from_environment,
 };
 use crate::rendezvous::store;
 use crate::types::error::{Result, UsageError};
@@ -54,6 +54,7 @@ fn check_settings(environment: &Environment) -> Result<()> {
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
     check_from_environment()?;
+    reproducible_from_environment()?;
     store::server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
     environment.encrypted()?;
     crate::watch::check_settings()

@@ -2,14 +2,15 @@
 
 use super::gpus::on_gpu;
 use super::mpi::join_mpi;
-use super::processes::{introduction, on_one_host};
+use super::processes::{introduction, meet, on_one_host};
 use super::{NewComm, Settings, agreement, job_store};
 use crate::backend::host::HostComm;
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
-use crate::backend::ucx::{UcxComm, UcxWorld};
+use crate::backend::ucx::{Here, UcxComm, UcxWorld};
 use crate::contract::BackendKind;
 use crate::contract::hosts::HostTopology;
 use crate::control::endpoint::Endpoint;
+use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{Environment, Launcher, Place};
 use crate::rendezvous::store::Store;
 use crate::rendezvous::store::address::Listeners;
@@ -77,9 +78,32 @@ pub(super) fn across_hosts(
 
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
 fn over_ucx(store: Store, topology: HostTopology, place: Place, settings: &Settings) -> Result<NewComm> {
-    let ucx = UcxWorld::meet(&store, place.rank, &topology, settings.timeout)?;
+    let here = || ranks_here(&topology, &place, settings);
+    let ucx = UcxWorld::meet(&store, place.rank, &topology, here, settings.timeout)?;
     let endpoint = Endpoint::over(store, place.rank, topology, settings.timeout)?;
-    Ok(NewComm::new(Arc::new(UcxComm::new(endpoint, ucx)), place.job))
+    if let Some(world) = ucx.world_here() {
+        endpoint.world.set_here(world);
+    }
+    Ok(NewComm::new(Arc::new(UcxComm::create(endpoint, ucx)?), place.job))
+}
+
+/// The hosts, where ranks share them; those of this host meet, and have a communicator of the host backend. On a single host UCX carries
+/// everything: who asks for that wants UCX.
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+fn ranks_here(topology: &HostTopology, place: &Place, settings: &Settings) -> Result<Option<Here>> {
+    let hosts = topology.num_hosts();
+    if hosts == 1 || hosts == topology.world_size() {
+        return Ok(None);
+    }
+    let ranks = topology.ranks_of(topology.host_of(place.rank)).to_vec();
+    let rank = ranks.iter().position(|rank| *rank == place.rank).expect("a rank is on its host");
+    let meeting = format!("{} of the host of rank {}", place.meeting, ranks[0]);
+    let place = Place { rank, world_size: ranks.len(), meeting, one_host: true, ..place.clone() };
+    let channel = match ranks.len() {
+        1 => None,
+        _ => Some(Box::new(meet(&place, &[], settings.timeout)?.0) as Box<dyn HostChannel>),
+    };
+    Ok(Some(Here { topology: topology.clone(), ranks, channel, reproducible: settings.reproducible }))
 }
 
 #[cfg(not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little")))]

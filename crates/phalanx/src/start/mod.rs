@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub gpu: Option<usize>,
     /// Checked mode: calls are compared before they move data.
     pub check: bool,
+    /// Contributions are combined in rank order, also between hosts.
+    pub reproducible: bool,
     /// The listener of rank 0's `UniqueId`, if it has one.
     pub listener: Option<Listeners>,
     #[cfg(feature = "_nccl")]

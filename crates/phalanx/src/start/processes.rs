@@ -158,7 +158,12 @@ pub(super) fn introduction(
     settings: &Settings,
 ) -> Result<agreement::Introduction> {
     let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
-    Ok(agreement::Introduction::own(wanted, settings.gpu, settings.check, visible_gpus))
+    Ok(agreement::Introduction::own(
+        wanted,
+        settings.gpu,
+        [settings.check, settings.reproducible],
+        visible_gpus,
+    ))
 }
 
 /// Creates the host communicator of ranks that have joined one region.

@@ -7,7 +7,8 @@ use std::marker::PhantomData;
 /// A reduction operation. Contributions are combined element by element in rank order: `((r0 ∘ r1) ∘ r2) ∘
 /// …`.
 ///
-/// Because the order is fixed, a result is bit-identical on every rank and from run to run.
+/// Because the order is fixed, a result is bit-identical on every rank and from run to run. Over UCX, `f32` and `f64` combine the ranks
+/// of each host first, in an order that is fixed, too; [`Builder::reproducible`](crate::Builder::reproducible) keeps to the rank order.
 ///
 /// - **Integers** wrap on overflow (two's complement). `Avg` sums in a wider integer, so the sum does
 ///   not overflow, and divides towards zero.

@@ -186,7 +186,7 @@ impl Plan {
     /// How long the ranks wait for each other when they meet: with a library to start, for longer.
     fn meeting(&self) -> Duration {
         match self.backend {
-            Backend::Host => TIMEOUT,
+            Backend::Host | Backend::Ucx => TIMEOUT,
             Backend::Mpi | Backend::Nccl if self.at.is_none() => 4 * TIMEOUT,
             Backend::Mpi => 20 * TIMEOUT,
             Backend::Nccl => 10 * TIMEOUT,

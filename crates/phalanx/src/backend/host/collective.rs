@@ -166,6 +166,11 @@ impl CollectiveState {
         &mut self.pushes
     }
 
+    /// See [`HostChannel::set_history`](crate::control::host_channel::HostChannel::set_history).
+    pub fn set_history(&mut self, history: u64) {
+        self.history = history;
+    }
+
     /// Number of the last collective.
     pub fn sequence(&self) -> u64 {
         self.sequence

@@ -329,7 +329,7 @@ impl Messages {
         if self.test(endpoint, id)? {
             return Ok(true);
         }
-        let failed = endpoint.fail(&reason);
+        let failed = endpoint.give_up(&reason);
         self.lock().settle(id, Err(failed))
     }
 

@@ -318,8 +318,13 @@ impl HostChannel for HostComm {
         self.endpoint
     }
 
-    fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel> {
-        Box::new(HostComm::new(endpoint))
+    fn over(&self, endpoint: Endpoint) -> Result<Box<dyn HostChannel>> {
+        Ok(Box::new(HostComm::new(endpoint)))
+    }
+
+    unsafe fn set_history(&self, history: u64) {
+        // SAFETY: one thread at a time is inside, says the caller.
+        unsafe { &mut *self.state.get() }.set_history(history);
     }
 
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {

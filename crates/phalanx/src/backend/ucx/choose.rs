@@ -2,6 +2,8 @@
 
 use super::tunables::*;
 use crate::contract::{Call, Flow, Operation};
+use crate::types::dtype::DType;
+use crate::types::op::ReductionCode;
 
 /// Algorithm of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,12 +18,80 @@ pub(super) enum Algorithm {
     Tree,
     /// In rounds: each rank signals one other, ever further away.
     Dissemination,
+    /// All ranks share this host, and the host backend does it.
+    OnHost,
+    /// The host backend inside each host, and one rank of each over UCX.
+    ByHost,
+    /// The same; each rank of a host brings a part over UCX.
+    ByPlace,
+}
+
+/// The ranks, as far as the choice depends on them. The same on all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub ranks: usize,
+    pub hosts: usize,
+    /// Ranks of the host that has most.
+    pub most: usize,
+    /// All hosts have as many ranks.
+    pub are_equal: bool,
+    /// The ranks of each host follow each other.
+    pub in_order: bool,
+    /// Contributions are to be combined in rank order.
+    pub reproducible: bool,
+}
+
+impl Shape {
+    /// Ranks that all are on hosts of their own.
+    pub fn flat(ranks: usize) -> Shape {
+        Shape { ranks, hosts: ranks, most: 1, are_equal: true, in_order: true, reproducible: false }
+    }
+
+    /// The way through the hosts, if a call has one.
+    fn through_hosts(&self, call: &Call<'_>, longest: usize) -> Option<Algorithm> {
+        if self.most == 1 {
+            return None;
+        }
+        if self.hosts == 1 {
+            return Some(Algorithm::OnHost);
+        }
+        let combines = || self.combines_by_host(call);
+        let is_shared = self.are_equal && longest > BY_PLACE && call.blocks.longest() >= self.most;
+        match call.operation {
+            Operation::AllReduce if combines() && is_shared => Some(Algorithm::ByPlace),
+            Operation::AllReduce | Operation::Reduce if combines() => Some(Algorithm::ByHost),
+            Operation::ReduceScatter if self.are_equal && self.in_order && combines() => {
+                Some(Algorithm::ByPlace)
+            }
+            Operation::Broadcast | Operation::Barrier => Some(Algorithm::ByHost),
+            Operation::AllGather if self.in_order => Some(Algorithm::ByHost),
+            _ => None,
+        }
+    }
+
+    /// Whether a reduction may combine the contributions of each host first: its result is as exact, and the same if it has to be.
+    fn combines_by_host(&self, call: &Call<'_>) -> bool {
+        use ReductionCode::*;
+        let is_a_number = !matches!(call.reduction.code, PreMulSum | LocateMin | LocateMax | Custom);
+        let is_exact = is_integer(call.dtype) && call.reduction.code != Avg;
+        // Shorter floats are rounded once, at the end.
+        let is_wide = matches!(call.dtype, DType::F32 | DType::F64) && !self.reproducible;
+        call.custom.is_none() && is_a_number && (is_exact || is_wide)
+    }
+}
+
+fn is_integer(dtype: DType) -> bool {
+    use DType::*;
+    matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64)
 }
 
 /// Algorithm of a call: the same on every rank.
 #[inline]
-pub(super) fn choose(call: &Call<'_>, flow: &Flow<'_>, ranks: usize) -> Algorithm {
-    let longest = flow.longest();
+pub(super) fn choose(call: &Call<'_>, flow: &Flow<'_>, shape: &Shape) -> Algorithm {
+    let (longest, ranks) = (flow.longest(), shape.ranks);
+    if let Some(algorithm) = shape.through_hosts(call, longest) {
+        return algorithm;
+    }
     match call.operation {
         Operation::AllReduce | Operation::Reduce
             if ranks > 2 && (ranks - 1) * longest > ONE_PHASE && call.blocks.longest() >= ranks =>
@@ -46,9 +116,37 @@ mod tests {
     use crate::contract::Blocks;
 
     fn chosen(operation: Operation, ranks: usize, bytes: usize) -> Algorithm {
-        let blocks = Blocks::Equal(bytes);
-        let call = Call { blocks, recv_blocks: blocks, ..Call::empty(operation) };
-        choose(&call, &call.flow(), ranks)
+        chosen_for(operation, DType::U8, bytes, &Shape::flat(ranks))
+    }
+
+    fn chosen_for(operation: Operation, dtype: DType, elements: usize, shape: &Shape) -> Algorithm {
+        let blocks = Blocks::Equal(elements);
+        let call = Call { dtype, blocks, recv_blocks: blocks, ..Call::empty(operation) };
+        choose(&call, &call.flow(), shape)
+    }
+
+    #[test]
+    fn floats_are_combined_by_host_unless_they_must_be_combined_in_order() {
+        let default = Shape { hosts: 2, most: 2, ..Shape::flat(4) };
+        let reproducible = Shape { reproducible: true, ..default };
+        for (dtype, shape, expected) in [
+            (DType::F32, default, Algorithm::ByHost),
+            (DType::F32, reproducible, Algorithm::Direct),
+            (DType::I32, reproducible, Algorithm::ByHost),
+            (DType::Bf16, default, Algorithm::Direct),
+        ] {
+            assert_eq!(chosen_for(Operation::AllReduce, dtype, 8, &shape), expected, "{dtype} {shape:?}");
+        }
+        assert_eq!(chosen_for(Operation::AllReduce, DType::F32, 1 << 20, &default), Algorithm::ByPlace);
+        let unequal = Shape { are_equal: false, ranks: 3, ..default };
+        assert_eq!(chosen_for(Operation::AllReduce, DType::F32, 1 << 20, &unequal), Algorithm::ByHost);
+        assert_eq!(chosen_for(Operation::AllToAll, DType::F32, 8, &default), Algorithm::Direct);
+    }
+
+    #[test]
+    fn ranks_of_one_host_need_no_network() {
+        let shape = Shape { hosts: 1, most: 3, ..Shape::flat(3) };
+        assert_eq!(chosen_for(Operation::AllToAllV, DType::F32, 8, &shape), Algorithm::OnHost);
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! tag, and that of the collective. Reductions combine the contributions in rank order.
 
 mod broadcast;
+mod by_host;
 mod direct;
 mod two_phase;
 
 use super::UcxComm;
-use super::choose::{Algorithm, choose};
+use super::choose::{Algorithm, Shape, choose};
 use super::mail::{Header, Kind, Matching};
 use super::wait::Awaited;
 use super::worker::Outcome;
@@ -33,6 +34,12 @@ pub(super) struct CollectiveState {
     factors: Vec<u64>,
     /// Contributions of other ranks.
     scratch: Vec<u128>,
+    /// What the ranks of this host have combined.
+    of_host: Vec<u128>,
+    /// One rank of each host.
+    leaders: Vec<usize>,
+    /// Lengths of parts of a call.
+    counts: Vec<usize>,
     /// Steps that may be under way, at most two.
     steps: [Step; 2],
 }
@@ -53,8 +60,16 @@ impl CollectiveState {
             factor: 0,
             factors: vec![0; ranks],
             scratch: Vec::new(),
+            of_host: Vec::new(),
+            leaders: Vec::new(),
+            counts: Vec::new(),
             steps: Default::default(),
         }
+    }
+
+    /// See [`HostChannel::set_history`](crate::control::host_channel::HostChannel::set_history).
+    pub fn set_history(&mut self, history: u64) {
+        self.history = history;
     }
 
     fn pending(&self) -> PendingOperation {
@@ -63,17 +78,21 @@ impl CollectiveState {
 
     /// Memory of at least so many bytes, which stays where it is until more is asked for.
     fn scratch(&mut self, bytes: usize) -> *mut u8 {
-        let words = bytes.div_ceil(size_of::<u128>());
-        if self.scratch.len() < words {
-            self.scratch = vec![0; words];
-        }
-        self.scratch.as_mut_ptr().cast()
+        room(&mut self.scratch, bytes)
     }
 
     /// Begins a step. The one before the last is over.
     fn begin_step(&mut self, number: u64) {
         self.steps[number as usize % 2].number = number;
     }
+}
+
+fn room(memory: &mut Vec<u128>, bytes: usize) -> *mut u8 {
+    let words = bytes.div_ceil(size_of::<u128>());
+    if memory.len() < words {
+        *memory = vec![0; words];
+    }
+    memory.as_mut_ptr().cast()
 }
 
 /// Gives up the messages of a collective that an error or a panic has left: they use buffers of the caller's.
@@ -111,13 +130,11 @@ impl UcxComm {
         let state = &mut *unfinished.state;
         // SAFETY: the caller's contract.
         let done = unsafe {
-            match choose(call, &flow, self.endpoint.ranks) {
-                Algorithm::Direct if flow.reduced => self.reduce_direct(state, call, &flow),
-                Algorithm::Direct => self.pass_direct(state, call, &flow),
-                Algorithm::TwoPhase => self.two_phase(state, call, &flow),
-                Algorithm::BroadcastInParts => self.broadcast_in_parts(state, call, &flow),
-                Algorithm::Tree => self.broadcast_along_tree(state, call, &flow),
-                Algorithm::Dissemination => self.disseminate(state),
+            match (choose(call, &flow, &self.shape), &self.hosts) {
+                (Algorithm::OnHost, Some(hosts)) => self.on_host(state, hosts, call),
+                (Algorithm::ByHost, Some(hosts)) => self.by_host(state, hosts, call, &flow),
+                (Algorithm::ByPlace, Some(hosts)) => self.by_place(state, hosts, call, &flow),
+                (algorithm, _) => self.everybody().perform(state, call, &flow, algorithm),
             }
         };
         done?;
@@ -125,61 +142,9 @@ impl UcxComm {
         Ok(())
     }
 
-    /// Sends bytes to a rank, as a part of a step.
-    ///
-    /// # Safety
-    /// So many bytes can be read until the step is over.
-    unsafe fn send_part(
-        &self,
-        state: &mut CollectiveState,
-        number: u64,
-        peer: usize,
-        (data, len): (*const u8, usize),
-    ) {
-        let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
-        let header =
-            Header { history: state.history, factor: state.factor, ..self.header(matching, DType::U8, len) };
-        // SAFETY: the caller's contract.
-        let operation = unsafe { self.send(peer, header, data) };
-        state.steps[number as usize % 2].awaited.push(Awaited { operation, peer });
-    }
-
-    /// Receives bytes from a rank, as a part of a step.
-    ///
-    /// # Safety
-    /// So many bytes can be written, and nothing else touches them, until the step is over.
-    unsafe fn receive_part(
-        &self,
-        state: &mut CollectiveState,
-        number: u64,
-        peer: usize,
-        (target, len): (*mut u8, usize),
-    ) {
-        let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
-        // SAFETY: the caller's contract.
-        let operation = unsafe { self.receive(peer, matching, target, len) };
-        state.steps[number as usize % 2].awaited.push(Awaited { operation, peer });
-    }
-
-    /// Waits until a step is over, and compares the histories of those from which something came.
-    fn finish_step(&self, state: &mut CollectiveState, number: u64) -> Result<()> {
-        let pending = state.pending();
-        let step = &mut state.steps[number as usize % 2];
-        debug_assert_eq!(step.number, number);
-        self.await_all(&step.awaited, &|| pending, &|| ())?;
-        let mut differs = None;
-        for Awaited { operation, peer } in step.awaited.drain(..) {
-            let (outcome, header) = self.take(operation);
-            if header.source as usize != peer {
-                // Sent by this rank.
-                continue;
-            }
-            state.factors[peer] = header.factor;
-            if outcome == Outcome::WrongLength || header.history != state.history {
-                differs = differs.or(Some((peer, header)));
-            }
-        }
-        differs.map_or(Ok(()), |(peer, header)| Err(self.differ(state, peer, &header)))
+    /// All ranks.
+    fn everybody(&self) -> Group<'_> {
+        Group { comm: self, members: &self.everybody, rank: self.endpoint.rank }
     }
 
     /// The error for a message that is not what this rank expects.
@@ -202,10 +167,127 @@ impl UcxComm {
         let (lower, higher) = if own < peer { (ours, theirs) } else { (theirs, ours) };
         self.endpoint.fail(&ChannelFailure::Mismatch { sequence: state.sequence, lower, higher })
     }
+}
+
+/// Ranks that carry out a collective over UCX: all, or one of each host. An algorithm knows them by their places here.
+struct Group<'a> {
+    comm: &'a UcxComm,
+    members: &'a [usize],
+    /// This rank's place.
+    rank: usize,
+}
+
+impl Group<'_> {
+    fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The other places, from the next one on.
+    fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.rank + 1..self.ranks()).chain(0..self.rank)
+    }
+
+    /// Carries out a call of these ranks alone.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
+    unsafe fn carry_out(&self, state: &mut CollectiveState, call: &Call<'_>) -> Result<()> {
+        let flow = call.flow();
+        let algorithm = choose(call, &flow, &Shape::flat(self.ranks()));
+        // SAFETY: the caller's contract.
+        unsafe { self.perform(state, call, &flow, algorithm) }
+    }
+
+    /// # Safety
+    /// As for `carry_out`.
+    unsafe fn perform(
+        &self,
+        state: &mut CollectiveState,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        algorithm: Algorithm,
+    ) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match algorithm {
+                Algorithm::Direct if flow.reduced => self.reduce_direct(state, call, flow),
+                Algorithm::Direct => self.pass_direct(state, call, flow),
+                Algorithm::TwoPhase => self.two_phase(state, call, flow),
+                Algorithm::BroadcastInParts => self.broadcast_in_parts(state, call, flow),
+                Algorithm::Tree => self.broadcast_along_tree(state, call, flow),
+                Algorithm::Dissemination => self.disseminate(state),
+                Algorithm::OnHost | Algorithm::ByHost | Algorithm::ByPlace => {
+                    unreachable!("chosen for all ranks, where some share a host")
+                }
+            }
+        }
+    }
+
+    /// Sends bytes to a rank, as a part of a step.
+    ///
+    /// # Safety
+    /// So many bytes can be read until the step is over.
+    unsafe fn send_part(
+        &self,
+        state: &mut CollectiveState,
+        number: u64,
+        peer: usize,
+        (data, len): (*const u8, usize),
+    ) {
+        let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
+        let header = Header {
+            history: state.history,
+            factor: state.factor,
+            ..self.comm.header(matching, DType::U8, len)
+        };
+        let peer = self.members[peer];
+        // SAFETY: the caller's contract.
+        let operation = unsafe { self.comm.send(peer, header, data) };
+        state.steps[number as usize % 2].awaited.push(Awaited { operation, peer });
+    }
+
+    /// Receives bytes from a rank, as a part of a step.
+    ///
+    /// # Safety
+    /// So many bytes can be written, and nothing else touches them, until the step is over.
+    unsafe fn receive_part(
+        &self,
+        state: &mut CollectiveState,
+        number: u64,
+        peer: usize,
+        (target, len): (*mut u8, usize),
+    ) {
+        let matching = Matching { kind: Kind::Collective, number: state.sequence, tag: number };
+        let peer = self.members[peer];
+        // SAFETY: the caller's contract.
+        let operation = unsafe { self.comm.receive(peer, matching, target, len) };
+        state.steps[number as usize % 2].awaited.push(Awaited { operation, peer });
+    }
+
+    /// Waits until a step is over, and compares the histories of those from which something came.
+    fn finish_step(&self, state: &mut CollectiveState, number: u64) -> Result<()> {
+        let pending = state.pending();
+        let step = &mut state.steps[number as usize % 2];
+        debug_assert_eq!(step.number, number);
+        self.comm.await_all(&step.awaited, &|| pending, &|| ())?;
+        let mut differs = None;
+        for Awaited { operation, peer } in step.awaited.drain(..) {
+            let (outcome, header) = self.comm.take(operation);
+            if header.source as usize != peer {
+                // Sent by this rank.
+                continue;
+            }
+            state.factors[peer] = header.factor;
+            if outcome == Outcome::WrongLength || header.history != state.history {
+                differs = differs.or(Some((peer, header)));
+            }
+        }
+        differs.map_or(Ok(()), |(peer, header)| Err(self.comm.differ(state, peer, &header)))
+    }
 
     /// A barrier in rounds: in round i each rank hears of the rank 2^i before it, and so of all before that.
     fn disseminate(&self, state: &mut CollectiveState) -> Result<()> {
-        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let (rank, ranks) = (self.rank, self.ranks());
         let rounds = (ranks - 1).ilog2() + 1;
         for round in 0..rounds {
             let (number, distance) = (u64::from(round), 1 << round);
@@ -230,7 +312,7 @@ impl UcxComm {
     /// # Safety
     /// The call's memory is valid as its table says, and nothing else uses it.
     unsafe fn copy_own(&self, call: &Call<'_>, flow: &Flow<'_>, send: *const u8) {
-        let rank = self.endpoint.rank;
+        let rank = self.rank;
         let takes_part = |who: Who| who.includes(rank);
         if !takes_part(flow.writers)
             || !takes_part(flow.readers)

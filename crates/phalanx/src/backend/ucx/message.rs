@@ -37,11 +37,38 @@ pub(super) struct Messages {
     numbers: Vec<[u64; 2]>,
     /// Messages so far.
     announced: u64,
+    /// The last probe for any source looked at this host first.
+    looked_here: bool,
+}
+
+/// How a message goes, with its number there.
+enum Route {
+    Network(usize),
+    /// To or from a rank of this host.
+    Host(OperationId),
+}
+
+impl Route {
+    fn of(id: OperationId) -> Route {
+        if id.0 % 2 == 0 { Route::Network(id.0 / 2) } else { Route::Host(OperationId(id.0 / 2)) }
+    }
+
+    fn id(self) -> OperationId {
+        match self {
+            Route::Network(operation) => OperationId(2 * operation),
+            Route::Host(OperationId(number)) => OperationId(2 * number + 1),
+        }
+    }
 }
 
 impl Messages {
     pub fn new(ranks: usize) -> Messages {
-        Messages { posted: HashMap::new(), numbers: vec![[0; 2]; ranks], announced: 0 }
+        Messages { posted: HashMap::new(), numbers: vec![[0; 2]; ranks], announced: 0, looked_here: false }
+    }
+
+    fn take_turns(&mut self) -> bool {
+        self.looked_here = !self.looked_here;
+        self.looked_here
     }
 }
 
@@ -61,7 +88,7 @@ fn record(transfer: &Transfer) -> CallRecord {
 impl UcxComm {
     /// # Safety
     /// As for [`Backend::post`](crate::contract::Backend::post).
-    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> OperationId {
+    pub(super) unsafe fn post_message(&self, transfer: Transfer) -> Result<OperationId> {
         let Transfer { direction, peer, tag, dtype, count, .. } = transfer;
         let matching = Matching { kind: Kind::User, number: 0, tag: tag.into() };
         let bytes = count * dtype.size();
@@ -71,6 +98,10 @@ impl UcxComm {
         let number = &mut messages.numbers[peer][usize::from(matches!(direction, Direction::Recv(_)))];
         *number += 1;
         let number = *number;
+        if self.is_here(peer) {
+            // SAFETY: the caller's contract.
+            return unsafe { self.post_on_host(transfer) }.map(|id| Route::Host(id).id());
+        }
         let operation = match direction {
             Direction::Send(data) => {
                 let header = self.header(matching, dtype, bytes);
@@ -82,7 +113,7 @@ impl UcxComm {
             Direction::Recv(target) => unsafe { self.receive(peer, matching, target, bytes) },
         };
         messages.posted.insert(operation, Message { transfer, number });
-        OperationId(operation)
+        Ok(Route::Network(operation).id())
     }
 
     /// A header of this rank in this communicator.
@@ -121,28 +152,29 @@ impl UcxComm {
         unsafe { self.link.world.worker().receive(self.link.channel, from, matching, target, len) }
     }
 
-    fn message(&self, id: OperationId) -> Message {
-        lock(&self.messages).posted[&id.0]
+    fn message(&self, operation: usize) -> Message {
+        lock(&self.messages).posted[&operation]
     }
 
     /// An error for a receive from this rank itself that can never complete: no send is posted, and the thread that could post one waits.
     pub(super) fn check_self_exchange(&self, id: OperationId, transfer: &Transfer) -> Result<()> {
         let rank = self.endpoint.rank;
-        if transfer.peer != rank || !self.link.world.worker().is_waiting(id.0) {
+        let Route::Network(message) = Route::of(id) else { return Ok(()) };
+        if transfer.peer != rank || !self.link.world.worker().is_waiting(message) {
             return Ok(());
         }
-        self.drop_message(id);
+        self.drop_message(message);
         let operation = transfer.operation().name();
         Err(UsageError::SelfExchange { operation, rank }.into())
     }
 
     /// Takes a message that is over; the error if both ends differ.
-    fn settle(&self, id: OperationId) -> Result<()> {
+    fn settle(&self, operation: usize) -> Result<()> {
         // Together: other threads look at all posted messages.
         let (Message { transfer, number }, (outcome, header)) = {
             let mut messages = lock(&self.messages);
-            let message = messages.posted.remove(&id.0).expect("a message is waited for once");
-            (message, self.take(id.0))
+            let message = messages.posted.remove(&operation).expect("a message is waited for once");
+            (message, self.take(operation))
         };
         let Direction::Recv(_) = transfer.direction else { return Ok(()) };
         let marked = transfer.dtype.mark((transfer.count * transfer.dtype.size()) as u64);
@@ -164,55 +196,78 @@ impl UcxComm {
 
     /// Gives up a message, whose buffer nothing uses afterwards.
     #[cold]
-    fn drop_message(&self, id: OperationId) {
-        let removed = lock(&self.messages).posted.remove(&id.0);
+    fn drop_message(&self, operation: usize) {
+        let removed = lock(&self.messages).posted.remove(&operation);
         let Some(Message { transfer, .. }) = removed else { return };
-        if self.link.world.worker().forget(id.0).is_err() {
-            self.give_up(&mut vec![Awaited { operation: id.0, peer: transfer.peer }]);
+        if self.link.world.worker().forget(operation).is_err() {
+            self.give_up(&mut vec![Awaited { operation, peer: transfer.peer }]);
         }
     }
 
     pub(super) fn wait_for_message(&self, id: OperationId, meanwhile: &dyn Fn()) -> Result<()> {
-        let message = self.message(id);
-        let awaited = [Awaited { operation: id.0, peer: message.transfer.peer }];
+        match Route::of(id) {
+            Route::Network(operation) => self.wait_on_network(operation, meanwhile),
+            Route::Host(id) => self.wait_on_host(id, meanwhile),
+        }
+    }
+
+    fn wait_on_network(&self, operation: usize, meanwhile: &dyn Fn()) -> Result<()> {
+        let message = self.message(operation);
+        let awaited = [Awaited { operation, peer: message.transfer.peer }];
         match self.await_all(&awaited, &|| message.pending(), meanwhile) {
-            Ok(()) => self.settle(id),
+            Ok(()) => self.settle(operation),
             Err(error) => {
-                self.drop_message(id);
+                self.drop_message(operation);
                 Err(error)
             }
         }
     }
 
     pub(super) fn test_message(&self, id: OperationId) -> Result<bool> {
+        match Route::of(id) {
+            Route::Network(operation) => self.test_on_network(operation),
+            Route::Host(id) => self.test_on_host(id, None),
+        }
+    }
+
+    fn test_on_network(&self, operation: usize) -> Result<bool> {
+        self.advance_on_host()?;
         let mut worker = self.link.world.worker();
         worker.progress();
-        let is_over = matches!(worker.outcome(id.0), Some((Outcome::Complete | Outcome::WrongLength, _)));
+        let is_over =
+            matches!(worker.outcome(operation), Some((Outcome::Complete | Outcome::WrongLength, _)));
         drop(worker);
         if is_over {
-            return self.settle(id).map(|()| true);
+            return self.settle(operation).map(|()| true);
         }
-        self.endpoint.check().map(|()| false).inspect_err(|_| self.drop_message(id))
+        self.endpoint.check().map(|()| false).inspect_err(|_| self.drop_message(operation))
     }
 
     /// [`test_message`](Self::test_message), which looks at the peer and the deadline as a wait does.
     pub(super) fn test_message_since(&self, id: OperationId, since: RunInstant) -> Result<bool> {
-        if self.test_message(id)? {
+        match Route::of(id) {
+            Route::Network(operation) => self.test_on_network_since(operation, since),
+            Route::Host(id) => self.test_on_host(id, Some(since)),
+        }
+    }
+
+    fn test_on_network_since(&self, operation: usize, since: RunInstant) -> Result<bool> {
+        if self.test_on_network(operation)? {
             return Ok(true);
         }
         self.link.world.worker().fetch_aside();
-        let message = self.message(id);
+        let message = self.message(operation);
         let pending = || message.pending();
         let reason = self.endpoint.reason_to_give_up(message.transfer.peer, &pending, since);
         match reason {
             None => Ok(false),
             // Its data may be under way: a wait looks at that.
             Some(ChannelFailure::Peer { event: PeerEvent::Left, .. }) => {
-                self.wait_for_message(id, &|| ()).map(|()| true)
+                self.wait_on_network(operation, &|| ()).map(|()| true)
             }
             Some(reason) => {
                 let failure = self.endpoint.fail(&reason);
-                self.drop_message(id);
+                self.drop_message(operation);
                 Err(failure)
             }
         }
@@ -256,7 +311,22 @@ impl UcxComm {
         });
     }
 
-    pub(super) fn probe_now(&self, wanted: Wanted) -> Option<Envelope> {
+    pub(super) fn probe_now(&self, wanted: Wanted) -> Result<Option<Envelope>> {
+        // Whoever was asked first the last time is asked second.
+        let is_host_first = wanted.source.is_none() && lock(&self.messages).take_turns();
+        let network =
+            || wanted.source.is_none_or(|source| !self.is_here(source)).then(|| self.probe_network(wanted));
+        if is_host_first && let Some(found) = self.probe_host(wanted)? {
+            return Ok(Some(found));
+        }
+        match network().flatten() {
+            Some(found) => Ok(Some(found)),
+            None if is_host_first => Ok(None),
+            None => self.probe_host(wanted),
+        }
+    }
+
+    fn probe_network(&self, wanted: Wanted) -> Option<Envelope> {
         let mut worker = self.link.world.worker();
         worker.progress();
         worker.mail().probe(self.link.channel, wanted)
@@ -269,7 +339,7 @@ impl UcxComm {
         let number = wanted.source.map_or(0, |source| lock(&self.messages).numbers[source][1]) + 1;
         let mut found = None;
         let ready = &mut || {
-            found = self.probe_now(wanted);
+            found = self.probe_now(wanted)?;
             Ok(found.is_some())
         };
         endpoint.poll(ready, &|| endpoint.possible_senders(wanted.source), &|| (number, record))?;

@@ -10,7 +10,8 @@
 //! | `wait.rs` | waits, and giving up on them |
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
-//! | `message.rs` | messages of the user |
+//! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
+//! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
 //!
 //! # Messages
 //! All are UCX's active messages: a header of ours in front of the data. It has a secret of the world, since UCX's port takes messages of
@@ -23,6 +24,8 @@
 mod choose;
 mod collective;
 mod context;
+mod host_message;
+mod hosts;
 mod mail;
 mod message;
 mod tunables;
@@ -30,7 +33,7 @@ mod wait;
 mod worker;
 mod world;
 
-pub(crate) use world::UcxWorld;
+pub(crate) use world::{Here, UcxWorld};
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
@@ -44,7 +47,9 @@ use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::Allocation;
+use choose::Shape;
 use collective::CollectiveState;
+use hosts::Hosts;
 use message::Messages;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
@@ -52,8 +57,14 @@ use std::time::Duration;
 
 /// One rank's end of a communicator over UCX.
 pub(crate) struct UcxComm {
-    endpoint: Endpoint,
+    /// The communicator's part on this host looks at it, too.
+    endpoint: Arc<Endpoint>,
     link: Link,
+    /// All ranks.
+    everybody: Vec<usize>,
+    shape: Shape,
+    /// Where ranks share hosts.
+    hosts: Option<Hosts>,
     /// Touched only inside `collective` and `split`, which one thread at a time may call.
     state: UnsafeCell<CollectiveState>,
     messages: Mutex<Messages>,
@@ -80,8 +91,13 @@ impl Drop for Link {
 }
 
 impl UcxComm {
-    /// A communicator over a rank's place in a channel.
-    pub fn new(endpoint: Endpoint, world: Arc<UcxWorld>) -> UcxComm {
+    /// A communicator over a rank's place in a channel. All its ranks call it.
+    pub fn create(endpoint: Endpoint, world: Arc<UcxWorld>) -> Result<UcxComm> {
+        UcxComm::flat(endpoint, world).join_host()
+    }
+
+    /// A communicator whose ranks reach each other over UCX only.
+    fn flat(endpoint: Endpoint, world: Arc<UcxWorld>) -> UcxComm {
         let (channel, ranks) = (endpoint.id(), endpoint.ranks);
         let mut worker = world.worker();
         worker.mail().open(channel, ranks);
@@ -89,7 +105,15 @@ impl UcxComm {
         drop(worker);
         let link = Link { world, channel, failures };
         let state = UnsafeCell::new(CollectiveState::new(ranks));
-        UcxComm { endpoint, link, state, messages: Mutex::new(Messages::new(ranks)) }
+        UcxComm {
+            endpoint: Arc::new(endpoint),
+            link,
+            everybody: (0..ranks).collect(),
+            shape: Shape::flat(ranks),
+            hosts: None,
+            state,
+            messages: Mutex::new(Messages::new(ranks)),
+        }
     }
 
     /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
@@ -97,6 +121,7 @@ impl UcxComm {
     fn closing(&self, error: Error) -> Error {
         if error.is_fatal() && !self.endpoint.is_copy() {
             self.link.world.worker().close_channel(self.link.channel);
+            self.close_on_host();
         }
         error
     }
@@ -142,7 +167,7 @@ impl Backend for UcxComm {
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {
         self.endpoint.check()?;
         // SAFETY: the caller's contract.
-        Ok(unsafe { self.post_message(transfer) })
+        unsafe { self.post_message(transfer) }.map_err(|error| self.closing(error))
     }
 
     unsafe fn recorded_transfer(&self, transfer: Transfer, begun: &dyn Fn()) -> Result<()> {
@@ -155,7 +180,7 @@ impl Backend for UcxComm {
 
     fn try_probe(&self, wanted: Wanted) -> Result<Option<Envelope>> {
         self.endpoint.check()?;
-        Ok(self.probe_now(wanted))
+        self.probe_now(wanted).map_err(|error| self.closing(error))
     }
 
     fn probe(&self, wanted: Wanted) -> Result<Envelope> {
@@ -180,7 +205,8 @@ impl Backend for UcxComm {
 
     fn progress(&self) -> Result<bool> {
         self.endpoint.check_owner()?;
-        Ok(self.progress_messages().is_some())
+        let is_moving_here = self.advance_on_host()?;
+        Ok(self.progress_messages().is_some() || is_moving_here)
     }
 
     fn check(&self) -> Result<()> {
@@ -190,6 +216,7 @@ impl Backend for UcxComm {
     fn sync(&self) -> Result<()> {
         self.endpoint.check_owner()?;
         self.finish_messages().map_err(|error| self.closing(error))?;
+        self.finish_on_host().map_err(|error| self.closing(error))?;
         self.check()
     }
 
@@ -220,7 +247,7 @@ impl Backend for UcxComm {
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
         let (shrunk, round) = self.endpoint.shrink()?;
-        let mut shrunk = UcxComm::new(shrunk, self.link.world.clone());
+        let mut shrunk = UcxComm::flat(shrunk, self.link.world.clone());
         // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
         // SAFETY: nobody else has the communicator yet.
         unsafe { shrunk.collective(&Call::empty(Operation::Barrier)) }?;
@@ -228,7 +255,7 @@ impl Backend for UcxComm {
             let worker = self.link.world.worker();
             shrunk.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
         };
-        Ok((Box::new(shrunk), round))
+        Ok((Box::new(shrunk.join_host()?), round))
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {
@@ -246,6 +273,9 @@ impl Backend for UcxComm {
 
     fn set_timeout(&self, timeout: Duration) {
         self.endpoint.set_timeout(timeout);
+        if let Some(part) = self.hosts.as_ref().and_then(|hosts| hosts.channel.as_ref()) {
+            part.set_timeout(timeout);
+        }
     }
 
     fn abort(&self) {
@@ -253,6 +283,7 @@ impl Backend for UcxComm {
             return;
         }
         self.endpoint.fail(&ChannelFailure::Aborted { rank: self.endpoint.rank });
+        self.close_on_host();
         self.give_back_all();
     }
 
@@ -261,6 +292,7 @@ impl Backend for UcxComm {
             return;
         }
         self.endpoint.fail_panicked();
+        self.close_on_host();
         self.give_back_all();
     }
 
@@ -278,11 +310,18 @@ impl HostChannel for UcxComm {
     }
 
     fn into_endpoint(self: Box<Self>) -> Endpoint {
-        self.endpoint
+        let UcxComm { endpoint, hosts, .. } = *self;
+        drop(hosts);
+        Arc::into_inner(endpoint).expect("only its part on this host had it, too")
     }
 
-    fn over(&self, endpoint: Endpoint) -> Box<dyn HostChannel> {
-        Box::new(UcxComm::new(endpoint, self.link.world.clone()))
+    fn over(&self, endpoint: Endpoint) -> Result<Box<dyn HostChannel>> {
+        Ok(Box::new(UcxComm::create(endpoint, self.link.world.clone())?))
+    }
+
+    unsafe fn set_history(&self, history: u64) {
+        // SAFETY: one thread at a time is inside, says the caller.
+        unsafe { &mut *self.state.get() }.set_history(history);
     }
 
     unsafe fn split_channel(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn HostChannel>>> {

@@ -13,6 +13,9 @@ pub(super) const PIECE: usize = 256 << 10;
 /// An all_reduce goes in one phase if a rank gets at most so many bytes in it.
 pub(super) const ONE_PHASE: usize = 16 << 10;
 
+/// An all_reduce of more bytes is shared out to the ranks of a host, if all hosts have as many.
+pub(super) const BY_PLACE: usize = 64 << 10;
+
 /// A broadcast of more bytes goes in parts: each rank passes one on.
 pub(super) const BROADCAST_IN_PARTS: usize = 64 << 10;
 

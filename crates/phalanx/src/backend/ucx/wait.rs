@@ -42,6 +42,7 @@ impl UcxComm {
             if advance(&mut self.link.world.worker()) {
                 return Ok(());
             }
+            self.advance_on_host()?;
             meanwhile();
             std::hint::spin_loop();
         }
@@ -55,6 +56,7 @@ impl UcxComm {
             let broken = awaited[done.get()..].iter().find(|next| self.is_broken(&worker, next.peer));
             let text = broken.map(|broken| worker.last_failure(self.endpoint.members()[broken.peer]));
             drop(worker);
+            self.advance_on_host()?;
             meanwhile();
             let Some(broken) = broken else { return Ok(false) };
             let since = broken_since.get().unwrap_or_else(RunInstant::now);

@@ -2,6 +2,8 @@
 
 use super::worker::Worker;
 use crate::contract::hosts::HostTopology;
+use crate::control::host_channel::HostChannel;
+use crate::control::world::World;
 use crate::os::RunInstant;
 use crate::os::random_number;
 use crate::os::sync::lock;
@@ -24,6 +26,17 @@ struct Introduction {
     address: std::result::Result<Vec<u8>, String>,
 }
 
+/// The hosts of a world of which some have several ranks.
+pub(crate) struct Here {
+    pub topology: HostTopology,
+    /// World ranks of this host.
+    pub ranks: Vec<usize>,
+    /// Their communicator on the host backend, from which others are made; `None` if there is one.
+    pub channel: Option<Box<dyn HostChannel>>,
+    /// Whether contributions are combined in rank order, and not for each host first.
+    pub reproducible: bool,
+}
+
 /// UCX, and its connections to all ranks of the world.
 pub(crate) struct UcxWorld {
     /// Taken at the end.
@@ -31,6 +44,8 @@ pub(crate) struct UcxWorld {
     pub(super) key: [u64; 2],
     /// Ranks of this host share cores.
     pub(super) is_crowded: bool,
+    /// The hosts, if ranks share them.
+    pub(super) here: Option<Here>,
     fork: crate::os::ForkMark,
 }
 
@@ -57,6 +72,7 @@ impl UcxWorld {
         store: &Store,
         rank: usize,
         topology: &HostTopology,
+        here: impl FnOnce() -> Result<Option<Here>>,
         timeout: Duration,
     ) -> Result<Arc<UcxWorld>> {
         let need = "the ranks' messages need a key";
@@ -82,13 +98,19 @@ impl UcxWorld {
             addresses.push(introduction.address.map_err(|why| elsewhere(other, &why, topology))?);
         }
         worker.meet(addresses, key);
+        let here = here()?;
         let fork = crate::os::ForkMark::of_this_process();
         let cores = match cores_from_environment()? {
             Some(cores) => cores,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let is_crowded = topology.ranks_of(topology.host_of(rank)).len() > cores;
-        Ok(Arc::new(UcxWorld { worker: Mutex::new(Some(worker)), key, is_crowded, fork }))
+        Ok(Arc::new(UcxWorld { worker: Mutex::new(Some(worker)), key, is_crowded, here, fork }))
+    }
+
+    /// The world that the ranks of this host have on the host backend.
+    pub fn world_here(&self) -> Option<Arc<World>> {
+        self.here.as_ref()?.channel.as_ref().map(|channel| channel.endpoint().world.clone())
     }
 
     /// Whether this process is a copy, made by fork, of the one that made this.

@@ -138,11 +138,18 @@ impl Endpoint {
         let mut liveness = Liveness::new();
         self.publish_wait(pending());
         let mut waiting = AwaitedRank { word: &self.status(self.rank).waits_for, published: 0 };
+        let mut outside = self.outer.get().map(|outer| {
+            outer.endpoint.publish_wait(outer.pending(pending()));
+            (outer, AwaitedRank { word: &outer.endpoint.status(outer.endpoint.rank).waits_for, published: 0 })
+        });
         loop {
             let (wakers, peers) = (wakers(), awaited());
             let parks = || wakers.iter().map(|peer| &self.channel.state(*peer).park);
             if let Some(first) = peers.first() {
                 waiting.publish(self.members[*first] as u32 + 1);
+                if let Some((outer, waiting)) = &mut outside {
+                    waiting.publish(outer.endpoint.members[outer.ranks[*first]] as u32 + 1);
+                }
             }
             let left = self.deadline().saturating_sub(since.elapsed());
             let turn = self.own().park.prepare(parks(), self.fences);
@@ -154,10 +161,11 @@ impl Endpoint {
             if outcome? || ready()? {
                 return Ok(());
             }
+            self.check_outer()?;
             self.check()?;
             if let Some(failure) = self.find_reason(&awaited(), pending, since, &mut liveness) {
                 // It may have become ready while the reason was found: a peer that has left had done its part.
-                return if ready()? { Ok(()) } else { Err(self.fail(&failure)) };
+                return if ready()? { Ok(()) } else { Err(self.give_up(&failure)) };
             }
             slice = (slice * 2).min(LAST_SLEEP);
             self.log_wait(&peers, pending, since, &mut logged);
@@ -176,6 +184,15 @@ impl Endpoint {
             return;
         }
         *logged = RunInstant::now();
+        if let Some(outer) = self.outer.get() {
+            let mut long_ago = since;
+            return outer.endpoint.log_wait(
+                &outer.ranks(peers),
+                &|| outer.pending(pending()),
+                since,
+                &mut long_ago,
+            );
+        }
         let (sequence, record) = pending();
         let seen: Vec<_> =
             peers.iter().map(|peer| format!("rank {peer}: {}", self.last_seen(*peer))).collect();
@@ -237,7 +254,8 @@ impl Endpoint {
         Peers::Many(if there.is_empty() { self.peers().collect() } else { there })
     }
 
-    /// A reason to give up a wait for `peer` that a task does by polling since `since`. It does not see that the peer is stopped.
+    /// A reason to give up a wait for `peer` that a task does by polling since `since`: for [`give_up`](Self::give_up). It does not see
+    /// that the peer is stopped.
     pub fn reason_to_give_up(
         &self,
         peer: usize,
@@ -248,13 +266,16 @@ impl Endpoint {
     }
 
     /// A reason to give up the wait, if there is one.
-    fn find_reason(
+    pub(in crate::control) fn find_reason(
         &self,
         awaited: &[usize],
         pending: &dyn Fn() -> PendingOperation,
         since: RunInstant,
         liveness: &mut Liveness,
     ) -> Option<ChannelFailure> {
+        if let Some(outer) = self.outer.get() {
+            return outer.find_reason(awaited, pending, since, liveness);
+        }
         let (sequence, record) = pending();
         let context = || FailureContext { reporter: self.rank, sequence, record, waited: since.elapsed() };
         if !is_message(&record)

@@ -18,16 +18,16 @@ use crate::contract::hosts::HostTopology;
 use crate::control::failure::ChannelFailure;
 use crate::control::layout::Channel;
 use crate::control::segment::{Segment, SegmentId};
-use crate::control::world::RankStatus;
-use crate::os::Mapping;
+use crate::control::world::{RankStatus, World};
 use crate::os::sync::Ordering;
+use crate::os::{Mapping, Process};
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, PeerEvent, Result};
 use replicas::{OpenChannel, Replicas};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,8 @@ pub(crate) struct Relay {
     shared: Arc<RelayShared>,
     segments: AtomicU64,
     topology: HostTopology,
+    /// The world of the ranks of this host, in the order of their ranks.
+    here: OnceLock<Arc<World>>,
     /// Dropped, it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -140,11 +142,29 @@ impl Relay {
         // The first segment is everybody's first channel: see `first_segment`.
         let segments = AtomicU64::new(1);
         let fork = crate::os::ForkMark::of_this_process();
-        Ok(Relay { shared, segments, topology, stop: Some(stop), thread: Some(thread), fork })
+        let here = OnceLock::new();
+        Ok(Relay { shared, segments, topology, here, stop: Some(stop), thread: Some(thread), fork })
     }
 
     pub fn topology(&self) -> &HostTopology {
         &self.topology
+    }
+
+    /// Tells it the world that the ranks of this host have beside.
+    pub fn set_here(&self, world: Arc<World>) {
+        let _ = self.here.set(world);
+    }
+
+    /// Whether it knows the processes of this host's ranks.
+    pub fn sees_processes(&self) -> bool {
+        self.here.get().is_some()
+    }
+
+    /// A rank's process, if it is of this host.
+    pub fn process(&self, world_rank: usize) -> Option<&Process> {
+        let host = self.topology.host_of(self.shared.rank);
+        let place = self.topology.ranks_of(host).iter().position(|rank| *rank == world_rank)?;
+        self.here.get()?.process(place)
     }
 
     pub fn status(&self, world_rank: usize) -> &RankStatus {

@@ -70,6 +70,11 @@ pub(crate) fn check_from_environment() -> Result<bool, UsageError> {
     Ok(switch_from_environment("PHALANX_CHECK")?.unwrap_or(false))
 }
 
+/// Reads whether contributions are combined in rank order between hosts, too: `PHALANX_REPRODUCIBLE`.
+pub(crate) fn reproducible_from_environment() -> Result<bool, UsageError> {
+    Ok(switch_from_environment("PHALANX_REPRODUCIBLE")?.unwrap_or(false))
+}
+
 /// Reads a variable that must be 0 or 1, if it is set.
 pub(crate) fn switch_from_environment(name: &str) -> Result<Option<bool>, UsageError> {
     switch(name, variable(name).as_deref())

@@ -1,12 +1,11 @@
 //! Broadcasts among several ranks: along a tree, or in parts that each rank passes on.
 
-use super::super::UcxComm;
-use super::CollectiveState;
+use super::{CollectiveState, Group};
 use crate::contract::{Call, Flow};
 use crate::types::error::Result;
 use std::ops::Range;
 
-impl UcxComm {
+impl Group<'_> {
     /// A short broadcast along a binomial tree: a rank gets it from the rank whose number, counted from the root, lacks its lowest bit.
     ///
     /// # Safety
@@ -17,7 +16,7 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks, root, len) = (self.endpoint.rank, self.endpoint.ranks, call.root, flow.longest());
+        let (rank, ranks, root, len) = (self.rank, self.ranks(), call.root, flow.longest());
         let place = (rank + ranks - root) % ranks;
         let rank_at = |place: usize| (place + root) % ranks;
         let mut data = call.send;
@@ -54,13 +53,13 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks, root, len) = (self.endpoint.rank, self.endpoint.ranks, call.root, flow.longest());
+        let (rank, ranks, root, len) = (self.rank, self.ranks(), call.root, flow.longest());
         // Parts of the others, in the order from the root.
         let part = |owner: usize| -> Range<usize> {
             let place = (owner + ranks - root) % ranks - 1;
             len * place / (ranks - 1)..len * (place + 1) / (ranks - 1)
         };
-        let others = || self.endpoint.peers().filter(|peer| *peer != root);
+        let others = || self.peers().filter(|peer| *peer != root);
         state.begin_step(0);
         if rank == root {
             for peer in others() {

@@ -1,8 +1,7 @@
 //! Direct: each writer sends each reader its block, and the reader combines what it gets.
 
-use super::super::UcxComm;
 use super::super::choose::piece;
-use super::CollectiveState;
+use super::{CollectiveState, Group};
 use crate::contract::{Call, Flow};
 use crate::reduce::{self, Reducer, Targets};
 use crate::types::error::Result;
@@ -20,7 +19,7 @@ impl Piece {
     }
 }
 
-impl UcxComm {
+impl Group<'_> {
     /// Carries out a collective that moves blocks and combines nothing.
     ///
     /// # Safety
@@ -31,7 +30,7 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
+        let (rank, ranks) = (self.rank, self.ranks());
         let mut send = call.send;
         if flow.scattered && flow.gathered && call.send == call.recv.cast_const() {
             // An all_to_all in place: what is received takes the place of what is sent.
@@ -43,14 +42,14 @@ impl UcxComm {
         }
         state.begin_step(0);
         if flow.readers.includes(rank) {
-            for peer in self.endpoint.peers().filter(|peer| flow.writers.includes(*peer)) {
+            for peer in self.peers().filter(|peer| flow.writers.includes(*peer)) {
                 let target = flow.target(rank, peer);
                 // SAFETY: the place lies in `recv`; places of different writers are apart.
                 unsafe { self.receive_part(state, 0, peer, (call.recv.add(target.start), target.len())) };
             }
         }
         if flow.writers.includes(rank) {
-            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
+            for peer in self.peers().filter(|peer| flow.readers.includes(*peer)) {
                 let source = flow.source(rank, peer);
                 // SAFETY: the block lies in `send`, or in its copy.
                 unsafe { self.send_part(state, 0, peer, (send.add(source.start), source.len())) };
@@ -73,7 +72,7 @@ impl UcxComm {
     ) -> Result<()> {
         let (most, longest) = (piece(flow.size), call.blocks.longest());
         let pieces = longest.div_ceil(most).max(1);
-        let room = most.min(longest) * flow.size * self.endpoint.ranks;
+        let room = most.min(longest) * flow.size * self.ranks();
         // Two pieces are under way.
         let scratch = state.scratch(room * pieces.min(2));
         let aside = |number: usize| scratch.wrapping_add(room * (number % 2));
@@ -103,19 +102,19 @@ impl UcxComm {
         piece: &Piece,
         scratch: *mut u8,
     ) {
-        let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, flow.size);
+        let (rank, ranks, size) = (self.rank, self.ranks(), flow.size);
         let step = number as u64;
         state.begin_step(step);
         let len = |reader: usize| flow.block_len(0, reader) / size;
         if flow.readers.includes(rank) {
             let part = piece.of(len(rank));
-            for peer in self.endpoint.peers().filter(|peer| flow.combined(rank, ranks).contains(peer)) {
+            for peer in self.peers().filter(|peer| flow.combined(rank, ranks).contains(peer)) {
                 let place = scratch.wrapping_add(peer * part.len() * size);
                 // SAFETY: each rank has its place in the scratch.
                 unsafe { self.receive_part(state, step, peer, (place, part.len() * size)) };
             }
         }
-        let readers = self.endpoint.peers().filter(|peer| flow.readers.includes(*peer));
+        let readers = self.peers().filter(|peer| flow.readers.includes(*peer));
         for peer in readers.filter(|peer| flow.combined(*peer, ranks).contains(&rank)) {
             let part = piece.of(len(peer));
             let offset = flow.source_offset(peer) + part.start * size;
@@ -134,7 +133,7 @@ impl UcxComm {
         piece: &Piece,
         scratch: *const u8,
     ) {
-        let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, flow.size);
+        let (rank, ranks, size) = (self.rank, self.ranks(), flow.size);
         let combined = flow.combined(rank, ranks);
         let part = piece.of(flow.block_len(0, rank) / size);
         if !flow.readers.includes(rank) || part.is_empty() || combined.is_empty() {

@@ -1,15 +1,14 @@
 //! Two phases: each rank combines a part of each chunk, and passes the result on to those that get it. The contributions to the next
 //! chunk are under way meanwhile.
 
-use super::super::UcxComm;
 use super::super::choose::piece;
-use super::CollectiveState;
+use super::{CollectiveState, Group};
 use crate::contract::{Call, Flow};
 use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::ops::Range;
 
-impl UcxComm {
+impl Group<'_> {
     /// Carries out a long all_reduce or reduce.
     ///
     /// # Safety
@@ -20,7 +19,7 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks, size) = (self.endpoint.rank, self.endpoint.ranks, flow.size);
+        let (rank, ranks, size) = (self.rank, self.ranks(), flow.size);
         let (most, count) = (piece(size) * ranks, call.blocks.longest());
         let chunks = count.div_ceil(most);
         let part = |chunk: usize, owner: usize| -> Range<usize> {
@@ -36,13 +35,13 @@ impl UcxComm {
             let (contributions, results) = (2 * chunk as u64, 2 * chunk as u64 + 1);
             let own = part(chunk, rank);
             state.begin_step(contributions);
-            for peer in self.endpoint.peers() {
+            for peer in self.peers() {
                 // SAFETY: each rank has its place in the scratch.
                 unsafe {
                     self.receive_part(state, contributions, peer, (aside(chunk, peer), own.len() * size))
                 };
             }
-            for peer in self.endpoint.peers() {
+            for peer in self.peers() {
                 let part = part(chunk, peer);
                 let data = call.send.wrapping_add(part.start * size);
                 // SAFETY: the part lies in `send`, and is not written before it is sent.
@@ -64,16 +63,21 @@ impl UcxComm {
             let sources: Vec<*const u8> = (0..ranks).map(source).collect();
             // SAFETY: each source has a part, which is sent; the target is apart from them, or this rank's own.
             unsafe {
-                Reducer::of(call).run(Targets::new(&[target], false), &sources, &state.factors, own.len());
+                Reducer::of(call).run(
+                    Targets::new(&[target], false),
+                    &sources,
+                    &state.factors[..ranks],
+                    own.len(),
+                );
             }
             state.begin_step(results);
-            for peer in self.endpoint.peers().filter(|_| is_reader) {
+            for peer in self.peers().filter(|_| is_reader) {
                 let part = part(chunk, peer);
                 let place = call.recv.wrapping_add(part.start * size);
                 // SAFETY: the part lies in `recv`; in place, its contribution is sent.
                 unsafe { self.receive_part(state, results, peer, (place, part.len() * size)) };
             }
-            for peer in self.endpoint.peers().filter(|peer| flow.readers.includes(*peer)) {
+            for peer in self.peers().filter(|peer| flow.readers.includes(*peer)) {
                 // SAFETY: the result stays until the step is over.
                 unsafe { self.send_part(state, results, peer, (target, own.len() * size)) };
             }
