@@ -1,145 +1,106 @@
 //! The time of each kind of work, from measured points.
 //!
 //! The sum of relative errors is made least: a median time of 2 µs counts as much as one of 2 ms, and a few points that other programs
-//! disturbed count little. Times are never negative. What the points of one algorithm take more or less than that is its factor.
+//! disturbed count little. Times are never negative.
 
 use super::terms::{TERMS, Term, Terms};
 use anyhow::{Result, bail, ensure};
-use std::collections::BTreeMap;
 
 /// A point as the fit sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     pub terms: Terms,
-    pub algorithm: &'static str,
     /// Seconds.
     pub time: f64,
 }
 
-/// The fitted times.
-#[derive(Debug, Clone)]
+/// The time of each kind of work in seconds; `None` where no point has it.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
-    /// Seconds; `None` where no point has this work.
     pub times: [Option<f64>; TERMS],
-    /// The measured time of an algorithm divided by that of its work.
-    pub factors: BTreeMap<&'static str, f64>,
 }
 
-/// Fits in a row, each with the last one's factors and weights.
+/// Least squares in a row, each with weights by the last one's errors, which makes their sum least and not that of their squares.
 const ROUNDS: usize = 30;
-/// Points of an algorithm, at least, from which it gets a factor.
-const OF_AN_ALGORITHM: usize = 4;
 /// Points for each kind of work, at least.
 const OF_A_TERM: usize = 2;
+/// Kinds of work, for which points are needed at least.
+const FEWEST: usize = 3;
 /// Relative errors below this have the same weight: they are noise.
 const NOISE: f64 = 0.02;
+/// Passes over the times in a least-squares problem, at most.
+const PASSES: usize = 20_000;
 
 impl Fit {
     pub fn new(samples: &[Sample]) -> Result<Fit> {
         let known: Vec<usize> =
             (0..TERMS).filter(|&term| samples.iter().any(|sample| sample.terms[term] > 0.0)).collect();
-        let needed = known.len().max(3) * OF_A_TERM;
+        let needed = known.len().max(FEWEST) * OF_A_TERM;
         ensure!(
             samples.len() >= needed,
-            "{} points are too few for {} constants: save runs of more sizes, operations and numbers of ranks, at least {needed} points",
+            "{} different points are too few: at least {needed} are needed, from runs of more sizes, operations and numbers of ranks",
             samples.len(),
-            known.len()
         );
         let mut times = [0.0; TERMS];
-        let mut factors = BTreeMap::new();
         let mut weights = vec![1.0; samples.len()];
-        for round in 0..ROUNDS {
-            least_squares(samples, &factors, &weights, &known, &mut times);
-            let ratios: Vec<f64> = samples.iter().map(|sample| sample.time / sum(&times, &sample.terms)).collect();
-            // The first rounds find times that hold for all algorithms.
-            if round >= ROUNDS / 3 {
-                factors = factors_of(samples, &ratios);
-            }
-            for ((weight, ratio), sample) in weights.iter_mut().zip(&ratios).zip(samples) {
-                let error = (factor(&factors, sample.algorithm) / ratio - 1.0).abs();
-                *weight = 1.0 / error.max(NOISE);
+        for _ in 0..ROUNDS {
+            least_squares(samples, &weights, &known, &mut times);
+            for (weight, sample) in weights.iter_mut().zip(samples) {
+                let time: f64 = times.iter().zip(sample.terms).map(|(time, number)| time * number).sum();
+                *weight = 1.0 / (time / sample.time - 1.0).abs().max(NOISE);
             }
         }
-        let times = std::array::from_fn(|term| known.contains(&term).then_some(times[term]));
-        Ok(Fit { times, factors })
+        Ok(Fit { times: std::array::from_fn(|term| known.contains(&term).then_some(times[term])) })
+    }
+
+    /// The same, in which the latency of ranks that share cores stands in for that of ranks that do not, and the reverse, where there is
+    /// only one.
+    pub fn with_substitutes(self) -> Fit {
+        let time = |term: Term| self.times[term as usize];
+        let substitute = |term: Term| term.substitute().and_then(time);
+        Fit { times: Term::ALL.map(|term| time(term).or(substitute(term))) }
     }
 
     /// The time of each kind of work of an operation, in seconds.
-    pub fn parts(&self, terms: &Terms, algorithm: &str) -> Result<Terms> {
+    pub fn parts(&self, terms: &Terms) -> Result<Terms> {
         let mut parts = [0.0; TERMS];
-        for (index, term) in Term::ALL.into_iter().enumerate().filter(|(index, _)| terms[*index] > 0.0) {
-            let substitute = term.substitute().and_then(|other| self.times[other as usize]);
-            let Some(time) = self.times[index].or(substitute) else {
+        for term in Term::ALL.into_iter().filter(|term| terms[*term as usize] > 0.0) {
+            let Some(time) = self.times[term as usize] else {
                 bail!("no run has {}: their time is not known", term.words());
             };
-            parts[index] = terms[index] * time * factor(&self.factors, algorithm);
+            parts[term as usize] = terms[term as usize] * time;
         }
         Ok(parts)
     }
 
     /// The time of an operation, in seconds.
-    pub fn time(&self, terms: &Terms, algorithm: &str) -> Result<f64> {
-        Ok(self.parts(terms, algorithm)?.iter().sum())
+    pub fn time(&self, terms: &Terms) -> Result<f64> {
+        Ok(self.parts(terms)?.iter().sum())
     }
-}
-
-fn factor(factors: &BTreeMap<&'static str, f64>, algorithm: &str) -> f64 {
-    factors.get(algorithm).copied().unwrap_or(1.0)
-}
-
-fn sum(times: &Terms, terms: &Terms) -> f64 {
-    let sum: f64 = times.iter().zip(terms).map(|(time, number)| time * number).sum();
-    sum.max(f64::MIN_POSITIVE)
-}
-
-fn factors_of(samples: &[Sample], ratios: &[f64]) -> BTreeMap<&'static str, f64> {
-    let mut of: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
-    for (sample, ratio) in samples.iter().zip(ratios) {
-        of.entry(sample.algorithm).or_default().push(*ratio);
-    }
-    of.retain(|_, ratios| ratios.len() >= OF_AN_ALGORITHM);
-    of.into_iter().map(|(algorithm, mut ratios)| (algorithm, quantile(&mut ratios, 0.5))).collect()
-}
-
-/// The least value that so large a part of the values does not exceed.
-pub fn quantile(values: &mut [f64], part: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let at = (values.len() as f64 * part).ceil() as usize;
-    values[at.clamp(1, values.len()) - 1]
 }
 
 /// Times, none negative, for which the weighted squares of the relative errors are least: one time after the other is set to its best
 /// value, until none moves.
-fn least_squares(
-    samples: &[Sample],
-    factors: &BTreeMap<&'static str, f64>,
-    weights: &[f64],
-    known: &[usize],
-    times: &mut Terms,
-) {
-    // The normal equations, of columns scaled to the same length: bytes are millions, waits are few.
+fn least_squares(samples: &[Sample], weights: &[f64], known: &[usize], times: &mut Terms) {
     let mut products = [[0.0; TERMS]; TERMS];
     let mut targets = [0.0; TERMS];
     for (sample, weight) in samples.iter().zip(weights) {
-        let scale = factor(factors, sample.algorithm) / sample.time;
+        let relative = sample.terms.map(|number| number / sample.time);
         for &i in known {
-            let row = sample.terms[i] * scale;
-            targets[i] += weight * row;
+            targets[i] += weight * relative[i];
             for &j in known {
-                products[i][j] += weight * row * sample.terms[j] * scale;
+                products[i][j] += weight * relative[i] * relative[j];
             }
         }
     }
+    // Columns are scaled to one length: bytes are millions, waits are few.
     let length: Terms = std::array::from_fn(|i| products[i][i].sqrt());
     let mut scaled: Terms = std::array::from_fn(|i| times[i] * length[i]);
-    for _ in 0..20_000 {
+    for _ in 0..PASSES {
         let mut moved: f64 = 0.0;
         for &i in known {
-            let pull: f64 = known
-                .iter()
-                .filter(|&&j| j != i)
-                .map(|&j| products[i][j] / (length[i] * length[j]) * scaled[j])
-                .sum();
+            let others = known.iter().filter(|&&j| j != i);
+            let pull: f64 = others.map(|&j| products[i][j] / (length[i] * length[j]) * scaled[j]).sum();
             let best = (targets[i] / length[i] - pull).max(0.0);
             moved = moved.max((best - scaled[i]).abs());
             scaled[i] = best;
@@ -148,7 +109,84 @@ fn least_squares(
             break;
         }
     }
-    for &i in known {
-        times[i] = scaled[i] / length[i];
+    known.iter().for_each(|&i| times[i] = scaled[i] / length[i]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Points of which each has some of these kinds of work, with these times.
+    pub fn synthetic(times: &[(Term, f64)]) -> Vec<Sample> {
+        let sample = |seed: usize| {
+            let mut terms = [0.0; TERMS];
+            for (place, (term, _)) in times.iter().enumerate() {
+                // Numbers without a pattern, from 0 to 96, and bytes in thousands.
+                let number = (seed * 37 + place * 53 + seed * seed * (place + 3)) % 97;
+                terms[*term as usize] = (number * if *term as usize % 2 == 0 { 1 } else { 1000 }) as f64;
+            }
+            terms[Term::Call as usize] = 1.0;
+            let time = times.iter().map(|(term, time)| terms[*term as usize] * time).sum();
+            Sample { terms, time }
+        };
+        (1..60).map(sample).collect()
+    }
+
+    const TIMES: [(Term, f64); 5] = [
+        (Term::Call, 2e-7),
+        (Term::Copied, 1e-10),
+        (Term::HostWait, 3e-7),
+        (Term::HostByte, 2e-10),
+        (Term::SwitchMessage, 6e-6),
+    ];
+
+    #[test]
+    fn the_constants_of_synthetic_points_come_back() {
+        let fit = Fit::new(&synthetic(&TIMES)).unwrap();
+        for term in Term::ALL {
+            let known = TIMES.iter().find(|(known, _)| *known == term).map(|(_, time)| *time);
+            let found = fit.times[term as usize];
+            match known {
+                None => assert_eq!(found, None, "{term:?}"),
+                Some(time) => {
+                    assert!((found.unwrap() / time - 1.0).abs() < 1e-3, "{term:?}: {found:?}, not {time}")
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_few_disturbed_points_do_not_move_the_constants() {
+        let mut samples = synthetic(&TIMES);
+        for disturbed in [3, 20, 41] {
+            samples[disturbed].time *= 50.0;
+        }
+        let fit = Fit::new(&samples).unwrap();
+        for (term, time) in TIMES.into_iter().filter(|(term, _)| *term != Term::Call) {
+            let found = fit.times[term as usize].unwrap();
+            assert!((found / time - 1.0).abs() < 0.05, "{term:?}: {found}, not {time}");
+        }
+    }
+
+    #[test]
+    fn too_few_points_are_refused_with_the_number_needed() {
+        let error = Fit::new(&synthetic(&TIMES)[..9]).unwrap_err().to_string();
+        assert!(error.contains("9 different points") && error.contains("at least 10"), "{error}");
+        assert!(Fit::new(&[]).unwrap_err().to_string().contains("at least 6"));
+    }
+
+    #[test]
+    fn work_that_no_run_has_is_named() {
+        let fit = Fit::new(&synthetic(&TIMES)).unwrap();
+        let mut terms = [0.0; TERMS];
+        terms[Term::SwitchByte as usize] = 1.0;
+        let error = fit.time(&terms).unwrap_err().to_string();
+        assert_eq!(error, "no run has bytes between hosts: their time is not known");
+        // A latency stands in for the other one.
+        terms = [0.0; TERMS];
+        terms[Term::HostTurn as usize] = 2.0;
+        assert!(fit.time(&terms).is_err());
+        let found = fit.with_substitutes().time(&terms).unwrap();
+        assert!((found / 6e-7 - 1.0).abs() < 1e-3, "{found}");
     }
 }

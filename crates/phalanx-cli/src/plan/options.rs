@@ -103,7 +103,9 @@ impl PlanArgs {
         let place = |index| {
             let (ranks, hosts) = (at(&ranks, index), at(&hosts, index));
             if ranks < hosts || ranks < 2 {
-                bail!(usage(format!("{ranks} ranks on {hosts} hosts: give at least a rank for each host, and 2 in all")));
+                bail!(usage(format!(
+                    "{ranks} ranks on {hosts} hosts: give at least a rank for each host, and 2 in all"
+                )));
             }
             Ok(Placement { ranks, hosts, cores, ..largest })
         };
@@ -126,7 +128,10 @@ impl PlanArgs {
         let cases: Vec<Case> = sizes.map_err(exit_usage)?.into_iter().filter_map(case).collect();
         ensure!(
             !cases.is_empty(),
-            usage(format!("no size holds an element for each of {} ranks: raise --maxbytes", placement.ranks))
+            usage(format!(
+                "no size holds an element for each of {} ranks: raise --maxbytes",
+                placement.ranks
+            ))
         );
         Ok(cases)
     }

@@ -9,7 +9,6 @@ use super::terms::{Level, TERMS, Term, terms};
 use anyhow::{Context, Result};
 use phalanx::internal::Placement;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 /// A plan, as `--json` saves it. Times are in microseconds, bandwidths in GB/s (1e9 bytes), errors parts of 1.
 #[derive(Debug, Serialize)]
@@ -22,8 +21,6 @@ pub struct Report {
     pub points: Vec<Checked>,
     pub one_machine: bool,
     pub constants: Vec<Constant>,
-    /// The measured time of an algorithm divided by that of its work.
-    pub factors: BTreeMap<&'static str, f64>,
     /// The error on a fifth of the points, predicted from the others.
     pub held_out: Option<HeldOut>,
     /// The error on each number of ranks and hosts, predicted from the others.
@@ -52,6 +49,12 @@ pub struct Checked {
 pub struct Constant {
     pub work: Term,
     pub microseconds: Option<f64>,
+}
+
+impl Constant {
+    fn new(fit: &Fit, work: Term) -> Constant {
+        Constant { work, microseconds: fit.times[work as usize].map(|time| time * 1e6) }
+    }
 }
 
 /// A planned number of ranks and hosts.
@@ -84,36 +87,43 @@ pub struct Row {
 
 impl Report {
     pub fn new(args: &PlanArgs, runs: &Runs) -> Result<Report> {
-        let samples: Vec<Sample> = runs.points.iter().map(|point| {
-            let terms = terms(&point.work, &point.case.placement, runs.one_machine);
-            Sample { terms, algorithm: point.work.algorithm, time: point.time }
-        }).collect();
-        let fit = Fit::new(&samples)?;
+        let samples: Vec<Sample> = runs
+            .points
+            .iter()
+            .map(|point| {
+                let terms = terms(&point.work, &point.case.placement, runs.one_machine);
+                Sample { terms, time: point.time }
+            })
+            .collect();
+        let measured = Fit::new(&samples)?;
+        let fit = measured.with_substitutes();
         let largest = runs.largest().context("no run has a row with a time")?;
         let of_place = |index: usize| {
             let Placement { ranks, hosts, .. } = runs.points[index].case.placement;
             (ranks, hosts)
         };
-        let time = |term: Term| fit.times[term as usize];
-        let latency = time(Term::SwitchWait).or(time(Term::SwitchTurn)).or(time(Term::HostWait)).unwrap_or(0.0);
-        let byte = time(Term::SwitchByte).or(time(Term::HostByte)).unwrap_or(0.0);
-        let start = Start::new(&runs.starts, latency, byte);
-        let checked = runs.points.iter().zip(&samples).map(|(point, sample)| Checked {
-            operation: point.case.operation.name(),
-            ranks: point.case.placement.ranks,
-            hosts: point.case.placement.hosts,
-            size: point.case.size,
-            algorithm: sample.algorithm,
-            measured: sample.time * 1e6,
-            fitted: fit.time(&sample.terms, sample.algorithm).map_or(0.0, |time| time * 1e6),
-            work: sample.terms,
-        }).collect();
+        let start = Start::new(runs, &fit);
+        let checked = runs
+            .points
+            .iter()
+            .zip(&samples)
+            .map(|(point, sample)| Checked {
+                operation: point.case.operation.name(),
+                ranks: point.case.placement.ranks,
+                hosts: point.case.placement.hosts,
+                size: point.case.size,
+                algorithm: point.work.algorithm,
+                measured: sample.time * 1e6,
+                fitted: fit.time(&sample.terms).map_or(0.0, |time| time * 1e6),
+                work: sample.terms,
+            })
+            .collect();
         let mut notes = Notes::default();
         let places = args.placements(largest)?.into_iter();
         let places: Vec<Place> = places
             .map(|placement| {
-                notes.about(runs, &fit, &placement);
-                place(args, runs, &fit, start.as_ref(), placement, &mut notes)
+                notes.about(runs, &measured, &placement);
+                place(args, runs, &fit, start.as_ref(), placement)
             })
             .collect::<Result<_>>()?;
         Ok(Report {
@@ -124,10 +134,9 @@ impl Report {
             days: runs.days.clone(),
             points: checked,
             one_machine: runs.one_machine,
-            constants: Term::ALL.map(|work| Constant { work, microseconds: time(work).map(|time| time * 1e6) }).into(),
+            constants: Term::ALL.map(|work| Constant::new(&measured, work)).into(),
             held_out: held_out(&samples, |index| index % PARTS),
             held_out_places: held_out(&samples, of_place),
-            factors: fit.factors,
             start,
             places,
             notes: notes.0,
@@ -152,7 +161,8 @@ impl Notes {
     }
 
     fn about(&mut self, runs: &Runs, fit: &Fit, placement: &Placement) {
-        let most = |of: fn(&Placement) -> usize| runs.points.iter().map(|point| of(&point.case.placement)).max();
+        let most =
+            |of: fn(&Placement) -> usize| runs.points.iter().map(|point| of(&point.case.placement)).max();
         for (what, asked, seen) in [
             ("ranks", placement.ranks, most(|placement| placement.ranks)),
             ("hosts", placement.hosts, most(|placement| placement.hosts)),
@@ -162,10 +172,17 @@ impl Notes {
             }
         }
         let crowded = placement.on_a_host() > placement.cores;
-        let level = if placement.hosts > 1 { [Term::SwitchWait, Term::SwitchTurn] } else { [Term::HostWait, Term::HostTurn] };
+        let level = if placement.hosts > 1 {
+            [Term::SwitchWait, Term::SwitchTurn]
+        } else {
+            [Term::HostWait, Term::HostTurn]
+        };
         if fit.times[level[usize::from(crowded)] as usize].is_none() {
-            let (planned, seen) = if crowded { ("share cores", "have one each") } else { ("have a core each", "share cores") };
-            self.add(format!("The planned ranks {planned}, those of the runs {seen}: the runs' latency was taken."));
+            let (planned, seen) =
+                if crowded { ("share cores", "have one each") } else { ("have a core each", "share cores") };
+            self.add(format!(
+                "The planned ranks {planned}, those of the runs {seen}: the runs' latency was taken."
+            ));
         }
     }
 }
@@ -176,24 +193,23 @@ fn place(
     fit: &Fit,
     start: Option<&Start>,
     placement: Placement,
-    notes: &mut Notes,
 ) -> Result<Place> {
-    let rows = args.cases(placement)?.iter().map(|case| row(runs, fit, case, notes)).collect::<Result<_>>()?;
+    let rows = args.cases(placement)?.iter().map(|case| row(runs, fit, case)).collect::<Result<_>>()?;
     let Placement { ranks, hosts, cores, .. } = placement;
     Ok(Place { ranks, hosts, cores, start_seconds: start.map(|start| start.simulate(ranks)), rows })
 }
 
-fn row(runs: &Runs, fit: &Fit, case: &Case, notes: &mut Notes) -> Result<Row> {
+fn row(runs: &Runs, fit: &Fit, case: &Case) -> Result<Row> {
     let Placement { ranks, hosts, .. } = case.placement;
     let name = case.operation.name();
     let work = case.work(runs.backend).with_context(|| {
-        format!("the backend {} has no {name} among {ranks} ranks on {hosts} hosts that could be planned", runs.backend)
+        format!(
+            "the backend {} has no {name} among {ranks} ranks on {hosts} hosts that could be planned",
+            runs.backend
+        )
     })?;
-    if !fit.factors.contains_key(work.algorithm) {
-        notes.add(format!("No run has enough of the algorithm {}: it has no factor of its own.", work.algorithm));
-    }
     let terms = terms(&work, &case.placement, false);
-    let parts = fit.parts(&terms, work.algorithm).with_context(|| format!("{name} among {ranks} ranks on {hosts} hosts"))?;
+    let parts = fit.parts(&terms).with_context(|| format!("{name} among {ranks} ranks on {hosts} hosts"))?;
     let of = |level: Level| -> f64 {
         (0..TERMS).filter(|&term| Term::ALL[term].level() == level).map(|term| parts[term] * 1e6).sum()
     };

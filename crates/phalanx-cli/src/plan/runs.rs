@@ -1,5 +1,6 @@
 //! The saved runs as points: an operation, a place, a time.
 
+use super::terms::turns;
 use crate::perf::operation::Operation;
 use crate::perf::report::{Memory, RankKind, Report, Row};
 use anyhow::{Context, Result, bail, ensure};
@@ -32,11 +33,12 @@ pub struct Point {
     pub time: f64,
 }
 
-/// A measured start: ranks, hosts, seconds.
+/// A measured start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasuredStart {
     pub ranks: usize,
-    pub hosts: usize,
+    /// Ranks that share a core, at least 1.
+    pub turns: f64,
     pub seconds: f64,
 }
 
@@ -72,8 +74,7 @@ impl Case {
             Operation::AllToAllV => self.size / self.dtype.size() / (self.placement.ranks - 1),
             _ => self.count,
         };
-        let planned =
-            Planned { operation: self.operation.name(), dtype: self.dtype, count, root: self.root };
+        let planned = Planned { operation: self.operation.name(), dtype: self.dtype, count, root: self.root };
         work(backend, &planned, &self.placement)
     }
 }
@@ -135,12 +136,22 @@ impl Runs {
             readable: options.ranks_are == RankKind::Threads || options.memory == Memory::Allocated,
         };
         if let Some(seconds) = options.start_seconds {
-            self.starts.push(MeasuredStart { ranks: options.ranks, hosts, seconds });
+            let turns = turns(&placement, self.one_machine).max(1.0);
+            self.starts.push(MeasuredStart { ranks: options.ranks, turns, seconds });
         }
         let points = report.rows.iter().filter_map(|row| self.point(options.operation, row, placement));
-        let points: Vec<Point> = points.collect();
-        self.points.extend(points);
+        for point in points.collect::<Vec<Point>>() {
+            self.keep(point);
+        }
         Ok(())
+    }
+
+    /// Keeps the least time of each case: whatever disturbs a run makes it longer.
+    fn keep(&mut self, point: Point) {
+        match self.points.iter_mut().find(|known| known.case == point.case) {
+            Some(known) => known.time = known.time.min(point.time),
+            None => self.points.push(point),
+        }
     }
 
     /// A row as a point, if its operation has an algorithm.

@@ -1,14 +1,14 @@
 //! The start of a job, simulated: ranks join the store and exchange what they have to say about themselves.
 //!
-//! The store answers one request after the other. A rank's introduction is two requests and answers; in an exchange each rank hands in an
-//! entry, and when the last has come, each gets all entries. The next exchange begins at each rank when it has them.
+//! The store answers one request after the other. A rank that joins makes two requests; in an exchange each rank hands in an entry, and
+//! when the last has come, each gets all entries. The next exchange begins at each rank when it has them.
 
-use super::runs::MeasuredStart;
+use super::fit::Fit;
+use super::runs::Runs;
+use super::terms::Term;
 use serde::Serialize;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 
-/// Requests of a rank that joins.
+/// Requests of a rank that joins, one after the other.
 const JOINING: usize = 2;
 /// Exchanges: where the ranks are, and how they are reached.
 const EXCHANGES: usize = 2;
@@ -18,68 +18,81 @@ const ENTRY: f64 = 300.0;
 /// Times of a start, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Start {
-    /// What a process does alone: finding libraries, opening files.
+    /// What a process does alone on its core: finding libraries, opening files. From the measured starts.
     pub alone: f64,
-    /// A request at the store, or an answer.
-    pub request: f64,
-    /// A message from a host to another, of the fit.
+    /// A message that the store gets or sends, a wait for it, and a byte: the fit's between hosts, or else between ranks of a host.
+    pub message: f64,
     pub latency: f64,
-    /// A byte between hosts, of the fit.
     pub byte: f64,
 }
 
 impl Start {
-    /// The times by which simulated starts are as long as the measured ones: the least squares of a line through the numbers of ranks.
-    pub fn new(measured: &[MeasuredStart], latency: f64, byte: f64) -> Option<Start> {
-        if measured.is_empty() {
-            return None;
-        }
-        // What one request costs is seen in how a start grows with the ranks.
-        let of = |start: &MeasuredStart| (requests(start.ranks), start.seconds);
-        let number = measured.len() as f64;
-        let mean = |f: &dyn Fn(&MeasuredStart) -> f64| measured.iter().map(f).sum::<f64>() / number;
-        let (x, y) = (mean(&|start| of(start).0), mean(&|start| of(start).1));
-        let spread = mean(&|start| (of(start).0 - x).powi(2));
-        let slope = if spread > 0.0 { mean(&|start| (of(start).0 - x) * (of(start).1 - y)) / spread } else { 0.0 };
-        let request = slope.clamp(0.0, y / x);
-        Some(Start { alone: (y - request * x).max(0.0), request, latency, byte })
+    /// The times of the runs' starts; `None` if no run says how long it took to start.
+    pub fn new(runs: &Runs, fit: &Fit) -> Option<Start> {
+        let time =
+            |far: Term, near: Term| fit.times[far as usize].or(fit.times[near as usize]).unwrap_or(0.0);
+        let start = Start {
+            alone: 0.0,
+            message: time(Term::SwitchMessage, Term::HostMessage),
+            latency: time(Term::SwitchWait, Term::HostWait),
+            byte: time(Term::SwitchByte, Term::HostByte),
+        };
+        let mut alone: Vec<f64> = runs
+            .starts
+            .iter()
+            .map(|measured| (measured.seconds - start.simulate(measured.ranks)).max(0.0) / measured.turns)
+            .collect();
+        alone.sort_by(f64::total_cmp);
+        let median = *alone.get(alone.len() / 2)?;
+        Some(Start { alone: median, ..start })
     }
 
-    /// Seconds until the last of so many ranks has its communicator.
+    /// Seconds until the last of so many ranks, each with a core, has its communicator.
     pub fn simulate(&self, ranks: usize) -> f64 {
+        // The store's clock, and those of the ranks, in the order in which they are served.
         let mut store = 0.0;
-        // The times at which ranks hand in their next request.
-        let mut arrivals: Vec<f64> = vec![self.alone + self.latency; ranks];
+        let mut clocks = vec![self.alone; ranks];
         for _ in 0..JOINING {
-            arrivals = self.served(&mut store, arrivals, 2.0 * self.request);
+            self.serve(&mut store, &mut clocks, 2.0 * self.message);
         }
         for _ in 0..EXCHANGES {
-            self.served(&mut store, arrivals, self.request);
-            let answer = self.request + ranks as f64 * ENTRY * self.byte;
-            arrivals = (0..ranks)
-                .map(|_| {
-                    store += answer;
-                    store + 2.0 * self.latency
-                })
-                .collect();
+            // Nobody is answered before the last has handed in.
+            self.serve(&mut store, &mut clocks, self.message);
+            let table = self.message + ranks as f64 * ENTRY * self.byte;
+            clocks.fill(0.0);
+            self.serve(&mut store, &mut clocks, table);
         }
-        arrivals.into_iter().fold(0.0, f64::max) - self.latency
+        clocks.last().copied().unwrap_or(0.0)
     }
 
-    /// The times at which the ranks come again, after the store has served each for so long, in the order of their arrival.
-    fn served(&self, store: &mut f64, arrivals: Vec<f64>, service: f64) -> Vec<f64> {
-        let in_nanoseconds = |time: f64| Reverse((time * 1e9) as u64);
-        let mut waiting: BinaryHeap<Reverse<u64>> = arrivals.into_iter().map(in_nanoseconds).collect();
-        let mut again = Vec::with_capacity(waiting.len());
-        while let Some(Reverse(arrival)) = waiting.pop() {
-            *store = store.max(arrival as f64 * 1e-9) + service;
-            again.push(*store + 2.0 * self.latency);
+    /// The store spends so long with each rank; a rank hears of it after a wait, as the store of the rank.
+    fn serve(&self, store: &mut f64, clocks: &mut [f64], service: f64) {
+        for clock in clocks {
+            *store = store.max(*clock + self.latency) + service;
+            *clock = *store + self.latency;
         }
-        again
     }
 }
 
-/// Requests and answers of a start.
-fn requests(ranks: usize) -> f64 {
-    (ranks * 2 * (JOINING + EXCHANGES)) as f64
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_is_what_a_hand_counts() {
+        let start = Start { alone: 1.0, message: 0.001, latency: 0.0, byte: 0.0 };
+        // Two requests with answers, two entries, two tables: 8 messages for each rank, one after the other at the store.
+        assert!((start.simulate(1) - 1.008).abs() < 1e-9);
+        assert!((start.simulate(100) - 1.8).abs() < 1e-9);
+        // Each of 10 ranks gets two tables of 10 entries.
+        let start = Start { alone: 0.0, message: 0.0, latency: 0.0, byte: 1e-3 };
+        assert!((start.simulate(10) - 2.0 * 10.0 * 10.0 * ENTRY * 1e-3).abs() < 1e-9);
+    }
+
+    #[test]
+    fn ranks_wait_for_the_store_and_not_for_each_other() {
+        // To the store and back, for each of two requests and two exchanges.
+        let start = Start { alone: 0.0, message: 0.0, latency: 1.0, byte: 0.0 };
+        assert!((start.simulate(1000) - 8.0).abs() < 1e-9, "{}", start.simulate(1000));
+    }
 }

@@ -90,11 +90,19 @@ impl Term {
 /// Numbers by kind of work, in the order of [`Term::ALL`].
 pub type Terms = [f64; TERMS];
 
+/// Ranks that share a core.
+pub fn turns(placement: &Placement, one_machine: bool) -> f64 {
+    placement.ranks as f64 / cores(placement, one_machine)
+}
+
+/// Cores of all machines.
+fn cores(placement: &Placement, one_machine: bool) -> f64 {
+    (if one_machine { 1 } else { placement.hosts } * placement.cores) as f64
+}
+
 /// The numbers of an operation's work. With `one_machine`, all hosts share the cores of one.
 pub fn terms(work: &Work, placement: &Placement, one_machine: bool) -> Terms {
-    let machines = if one_machine { 1 } else { placement.hosts };
-    let cores = (machines * placement.cores) as f64;
-    let turns = placement.ranks as f64 / cores;
+    let (cores, turns) = (cores(placement, one_machine), turns(placement, one_machine));
     // The busiest rank has its own time; ranks that share cores have the time of all.
     let busy = |count: Count| count.most.max(count.all / cores);
     let level = |traffic: &Traffic, bytes: f64| {

@@ -25,7 +25,11 @@ fn heads(report: &Report) -> Vec<String> {
     let mut lines = vec![
         format!(
             "phalanx {} plan: {} points of {} runs ({days}), backend {}, CPU: {}",
-            report.version, report.points.len(), report.runs, report.backend, report.cpu
+            report.version,
+            report.points.len(),
+            report.runs,
+            report.backend,
+            report.cpu
         ),
         format!(
             "core: {} us a call, copies {}, reductions {}",
@@ -36,8 +40,6 @@ fn heads(report: &Report) -> Vec<String> {
         level(report, "host", [Term::HostWait, Term::HostTurn, Term::HostMessage, Term::HostByte]),
         level(report, "switch", [Term::SwitchWait, Term::SwitchTurn, Term::SwitchMessage, Term::SwitchByte]),
     ];
-    let factors: Vec<String> = report.factors.iter().map(|(name, factor)| format!("{name} {factor:.2}")).collect();
-    lines.push(format!("Factors of algorithms: {}", factors.join(", ")));
     lines.push(error("points left out", report.held_out));
     lines.push(error("numbers of ranks left out", report.held_out_places));
     lines.extend(report.notes.iter().cloned());
@@ -64,7 +66,7 @@ fn time(report: &Report, term: Term) -> String {
 fn bandwidth(report: &Report, term: Term) -> String {
     match report.constant(term) {
         None => "in no run".to_owned(),
-        Some(0.0) => "too fast to be seen".to_owned(),
+        Some(time) if time < 1e-9 => "too small to be seen".to_owned(),
         Some(time) => format!("{:.2} GB/s", 1e-3 / time),
     }
 }
@@ -101,7 +103,8 @@ fn table(place: &Place) -> String {
 
 fn line(out: &mut String, row: &Row) {
     let Row { size, count, dtype, algorithm, .. } = row;
-    let [time, core, host, switch] = [row.time, row.core, row.host, row.switch].map(|time| number(Some(time), 9));
+    let [time, core, host, switch] =
+        [row.time, row.core, row.host, row.switch].map(|time| number(Some(time), 9));
     let [algbw, busbw] = [row.algbw, row.busbw].map(|bandwidth| number(bandwidth, 7));
     let _ = writeln!(
         out,

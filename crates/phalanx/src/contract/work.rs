@@ -123,7 +123,13 @@ impl Planned<'_> {
             _ if operation.is_empty_handed() || operation.has_counts() => return None,
             _ => Blocks::Equal(self.count),
         };
-        Some(Call { dtype: self.dtype, root: self.root, blocks, recv_blocks: blocks, ..Call::empty(operation) })
+        Some(Call {
+            dtype: self.dtype,
+            root: self.root,
+            blocks,
+            recv_blocks: blocks,
+            ..Call::empty(operation)
+        })
     }
 
     /// The messages of rank 0, if it is an operation made of messages: to how many ranks, and how many ranks do the same.

@@ -34,11 +34,16 @@ fn rounds(ranks: usize) -> usize {
 fn messages(bytes: usize, peers: usize, active: usize, placement: &Placement) -> Work {
     let local = placement.on_a_host();
     // The last rank of a host sends to the next host, and so does one rank of each host if all send to the next.
-    let far = if peers == 1 { usize::from(placement.hosts > 1 && (active > 1 || local == 1)) } else { peers + 1 - local };
+    let far = if peers == 1 {
+        usize::from(placement.hosts > 1 && (active > 1 || local == 1))
+    } else {
+        peers + 1 - local
+    };
     let near = if peers == 1 { usize::from(local > 1) } else { local - 1 };
     let senders = if peers == 1 { placement.hosts.min(active) } else { active };
     let sending = if peers == 1 { 1 } else { local };
-    let pairs = Pairs { most: peers, near, far, all_near: active * peers - senders * far, all_far: senders * far };
+    let pairs =
+        Pairs { most: peers, near, far, all_near: active * peers - senders * far, all_far: senders * far };
     Work { algorithm: "messages", ..exchanged(&pairs, 1, bytes, sending) }
 }
 
