@@ -49,7 +49,7 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
     let plan = args.plan().map_err(exit::usage)?;
     let world = World::choose(args)?;
     world.check(&plan)?;
-    if !args.as_rank {
+    if !args.as_rank && !is_of_others()? {
         export::check(args)?;
     }
     let reporter = Reporter::new(args, world.kind());
@@ -65,4 +65,9 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
         Err(error) if args.as_rank && rank::was_aborted(&error) => Ok(ExitCode::FAILURE),
         Err(error) => Err(error),
     }
+}
+
+/// Whether rank 0 of a launcher's ranks is another process: it writes the files, which may have no place on this host.
+fn is_of_others() -> Result<bool> {
+    Ok(phalanx::choose()?.launcher.is_some_and(|launcher| launcher.rank > 0))
 }

@@ -6,7 +6,7 @@ use crate::perf::layout::BufferLengths;
 use crate::perf::operation::Operation;
 use crate::perf::plan::{Step, sizes};
 use crate::perf::values::{self, Choice};
-use crate::{parse, size};
+use crate::{exit, parse, size};
 use anyhow::{Result, bail, ensure};
 use phalanx::DType;
 use phalanx::internal::Placement;
@@ -64,7 +64,7 @@ pub struct PlanArgs {
 const EXAMPLES: &str = "\
 Example:
   for n in 2 4 8; do for op in all_reduce broadcast all_gather barrier; do
-    phalanx perf $op -p $n -b 8 -e 4M -f 8 -J run-$op-$n.json; done; done
+    phalanx perf $op -p $n -b 8 -e 2M -f 8 -n 50 -J run-$op-$n.json; done; done
   phalanx plan run-*.json
   phalanx plan run-*.json --operation all_gather --ranks 16,32,64 --cores 64 -J plan.json";
 
@@ -125,7 +125,7 @@ impl PlanArgs {
             let size = lengths.larger() * element;
             Some(Case::new(self.operation, size, lengths.count, self.dtype, 0, placement))
         };
-        let cases: Vec<Case> = sizes.map_err(exit_usage)?.into_iter().filter_map(case).collect();
+        let cases: Vec<Case> = sizes.map_err(exit::usage)?.into_iter().filter_map(case).collect();
         ensure!(
             !cases.is_empty(),
             usage(format!(
@@ -135,8 +135,4 @@ impl PlanArgs {
         );
         Ok(cases)
     }
-}
-
-fn exit_usage(error: anyhow::Error) -> anyhow::Error {
-    crate::exit::usage(error)
 }

@@ -5,7 +5,7 @@ use super::held_out::{HeldOut, PARTS, held_out};
 use super::options::PlanArgs;
 use super::runs::{Case, Runs};
 use super::start::Start;
-use super::terms::{Level, TERMS, Term, terms};
+use super::terms::{Level, TERMS, Term, terms, turns};
 use anyhow::{Context, Result};
 use phalanx::internal::Placement;
 use serde::Serialize;
@@ -196,7 +196,13 @@ fn place(
 ) -> Result<Place> {
     let rows = args.cases(placement)?.iter().map(|case| row(runs, fit, case)).collect::<Result<_>>()?;
     let Placement { ranks, hosts, cores, .. } = placement;
-    Ok(Place { ranks, hosts, cores, start_seconds: start.map(|start| start.simulate(ranks)), rows })
+    Ok(Place {
+        ranks,
+        hosts,
+        cores,
+        start_seconds: start.map(|start| start.simulate(ranks, turns(&placement, false))),
+        rows,
+    })
 }
 
 fn row(runs: &Runs, fit: &Fit, case: &Case) -> Result<Row> {

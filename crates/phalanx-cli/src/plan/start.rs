@@ -40,18 +40,20 @@ impl Start {
         let mut alone: Vec<f64> = runs
             .starts
             .iter()
-            .map(|measured| (measured.seconds - start.simulate(measured.ranks)).max(0.0) / measured.turns)
+            .map(|measured| {
+                (measured.seconds - start.simulate(measured.ranks, 1.0)).max(0.0) / measured.turns
+            })
             .collect();
         alone.sort_by(f64::total_cmp);
         let median = *alone.get(alone.len() / 2)?;
         Some(Start { alone: median, ..start })
     }
 
-    /// Seconds until the last of so many ranks, each with a core, has its communicator.
-    pub fn simulate(&self, ranks: usize) -> f64 {
+    /// Seconds until the last of so many ranks, of which so many share a core, has its communicator.
+    pub fn simulate(&self, ranks: usize, turns: f64) -> f64 {
         // The store's clock, and those of the ranks, in the order in which they are served.
         let mut store = 0.0;
-        let mut clocks = vec![self.alone; ranks];
+        let mut clocks = vec![self.alone * turns.max(1.0); ranks];
         for _ in 0..JOINING {
             self.serve(&mut store, &mut clocks, 2.0 * self.message);
         }
@@ -82,17 +84,18 @@ mod tests {
     fn a_start_is_what_a_hand_counts() {
         let start = Start { alone: 1.0, message: 0.001, latency: 0.0, byte: 0.0 };
         // Two requests with answers, two entries, two tables: 8 messages for each rank, one after the other at the store.
-        assert!((start.simulate(1) - 1.008).abs() < 1e-9);
-        assert!((start.simulate(100) - 1.8).abs() < 1e-9);
+        assert!((start.simulate(1, 1.0) - 1.008).abs() < 1e-9);
+        assert!((start.simulate(100, 1.0) - 1.8).abs() < 1e-9);
+        assert!((start.simulate(100, 4.0) - 4.8).abs() < 1e-9, "four share a core");
         // Each of 10 ranks gets two tables of 10 entries.
         let start = Start { alone: 0.0, message: 0.0, latency: 0.0, byte: 1e-3 };
-        assert!((start.simulate(10) - 2.0 * 10.0 * 10.0 * ENTRY * 1e-3).abs() < 1e-9);
+        assert!((start.simulate(10, 1.0) - 2.0 * 10.0 * 10.0 * ENTRY * 1e-3).abs() < 1e-9);
     }
 
     #[test]
     fn ranks_wait_for_the_store_and_not_for_each_other() {
         // To the store and back, for each of two requests and two exchanges.
         let start = Start { alone: 0.0, message: 0.0, latency: 1.0, byte: 0.0 };
-        assert!((start.simulate(1000) - 8.0).abs() < 1e-9, "{}", start.simulate(1000));
+        assert!((start.simulate(1000, 1.0) - 8.0).abs() < 1e-9, "{}", start.simulate(1000, 1.0));
     }
 }

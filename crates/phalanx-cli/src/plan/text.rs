@@ -32,7 +32,7 @@ fn heads(report: &Report) -> Vec<String> {
             report.cpu
         ),
         format!(
-            "core: {} us a call, copies {}, reductions {}",
+            "core: calls {}, copies {}, reductions {}",
             time(report, Term::Call),
             bandwidth(report, Term::Copied),
             bandwidth(report, Term::Reduced)
@@ -51,7 +51,7 @@ fn level(report: &Report, name: &str, [wait, turn, message, byte]: [Term; 4]) ->
         return format!("{name}: in no run");
     }
     format!(
-        "{name}: latency {} us, {} us a turn of ranks that share a core, {} us a message, {}",
+        "{name}: latency {}; of ranks that share a core, a turn {}; messages {}; bandwidth {}",
         time(report, wait),
         time(report, turn),
         time(report, message),
@@ -60,14 +60,18 @@ fn level(report: &Report, name: &str, [wait, turn, message, byte]: [Term; 4]) ->
 }
 
 fn time(report: &Report, term: Term) -> String {
-    report.constant(term).map_or("?".to_owned(), |time| format!("{time:.3}"))
+    known(report, term, |time| format!("{time:.2} us"))
 }
 
 fn bandwidth(report: &Report, term: Term) -> String {
+    known(report, term, |time| format!("{:.2} GB/s", 1e-3 / time))
+}
+
+fn known(report: &Report, term: Term, text: impl Fn(f64) -> String) -> String {
     match report.constant(term) {
         None => "in no run".to_owned(),
         Some(time) if time < 1e-9 => "too small to be seen".to_owned(),
-        Some(time) => format!("{:.2} GB/s", 1e-3 / time),
+        Some(time) => text(time),
     }
 }
 
