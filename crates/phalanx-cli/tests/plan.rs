@@ -4,32 +4,39 @@ mod common;
 
 use common::{Said, phalanx, say};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A row of a run: bytes, elements of a block, µs.
+type Row = (usize, usize, f64);
+
 /// Saves a run of an operation, whose time in µs is that of its bytes.
 fn save(folder: &Path, operation: &str, ranks: usize, hosts: usize, time: impl Fn(usize) -> f64) -> PathBuf {
+    let row = |power: usize| (1 << power, (1 << power) / 4, time(1 << power));
+    save_rows(folder, operation, [ranks, hosts, 8], &(3..22).map(row).collect::<Vec<Row>>())
+}
+
+/// Saves a run with these ranks, hosts and cores.
+fn save_rows(folder: &Path, operation: &str, [ranks, hosts, cores]: [usize; 3], rows: &[Row]) -> PathBuf {
     let backend = if hosts > 1 { "ucx" } else { "host" };
-    let rows: Vec<Value> = (3..22)
-        .map(|power| {
-            let (size, time) = (1 << power, time(1 << power));
-            let figures = json!({
-                "time": time, "iterations": 10, "p50": time, "p95": time, "p99": time, "min": time, "max": time,
-                "mean": time, "variation": 0.0,
-            });
-            json!({ "size": size, "count": size / 4, "type": "f32", "redop": "sum", "out_of_place": figures })
-        })
-        .collect();
+    let row = |&(size, count, time): &Row| {
+        let figures = json!({
+            "time": time, "iterations": 10, "p50": time, "p95": time, "p99": time, "min": time, "max": time,
+            "mean": time, "variation": 0.0,
+        });
+        json!({ "size": size, "count": count, "type": "f32", "redop": "sum", "out_of_place": figures })
+    };
     let run = json!({
         "format": 1, "version": "0.1.0", "date": "2026-01-02T03:04:05Z",
-        "machine": { "cpu": "Some CPU", "usable_cores": 8, "os": null, "kernel": null, "memory": null },
+        "machine": { "cpu": "Some CPU", "usable_cores": cores, "os": null, "kernel": null, "memory": null },
         "options": {
             "operation": operation, "ranks": ranks, "ranks_are": "processes", "hosts": hosts, "start_seconds": 0.5,
             "backend": backend, "min_bytes": 8, "max_bytes": 2_097_152, "step": "2(factor)", "aggregate": 1,
             "checks": 0, "memory": "private", "pinned": false, "time": "median", "timeout_seconds": 300.0,
             "per_iteration": false,
         },
-        "rows": rows,
+        "rows": rows.iter().map(row).collect::<Vec<Value>>(),
     });
     let path = folder.join(format!("{operation}-{ranks}-{hosts}.json"));
     std::fs::write(&path, run.to_string()).unwrap();
@@ -77,6 +84,9 @@ fn a_broadcast_between_two_hosts_says_what_a_thousand_take() {
     // Ten rounds of a message; the waits are in the messages.
     let time = row["time"].as_f64().unwrap();
     assert!((time / 100.0 - 1.0).abs() < 0.05, "{time} µs: {said}", said = said.stdout);
+    // Bytes between all pairs of so many do not fit in an integer.
+    let many = self::plan(&runs.iter().collect::<Vec<_>>(), "-O all_gather -n 10000000 -H 10000000 -e 64G");
+    assert_eq!(many.code, Some(0), "{}", many.stderr);
     assert!(plan["held_out"]["median"].as_f64().unwrap() < 0.02, "{}", said.stdout);
     for note in
         ["The runs have up to 4 ranks; more are extrapolated.", "1024 ranks on 1024 hosts of 8 cores; start "]
@@ -94,7 +104,7 @@ fn the_table_is_as_wide_as_that_of_perf() {
     for line in said.stdout.lines() {
         assert!(line.chars().count() <= 100, "{line}");
     }
-    assert_eq!(said.stdout.matches("ranks on 1 hosts of 64 cores").count(), 3, "{}", said.stdout);
+    assert_eq!(said.stdout.matches("ranks on 1 host of 64 cores").count(), 3, "{}", said.stdout);
 }
 
 #[test]
@@ -161,6 +171,38 @@ fn files_that_do_not_fit_are_refused() {
     refused(&[], "", 2, &["RUN.json"]);
 }
 
+/// The errors of plans from the measurements in `plan/measured.csv`: of one host with 2, 4 and 8 ranks, and of 2 to 4 pretend hosts, which
+/// shared two cores (2026-11-28; the commands are in docs/guide/planning.md).
+#[test]
+fn measured_points_that_are_left_out_are_predicted_within_a_quarter() {
+    let mut runs: BTreeMap<(String, usize, usize), Vec<Row>> = BTreeMap::new();
+    for line in include_str!("plan/measured.csv").lines().skip(1) {
+        let [operation, ranks, hosts, size, count, time] = line.split(',').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let number = |text: &str| text.parse().unwrap();
+        let key = (operation.to_owned(), number(ranks), number(hosts));
+        runs.entry(key).or_default().push((number(size), number(count), time.parse().unwrap()));
+    }
+    for (several, options) in [(false, ""), (true, "--one-machine")] {
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<PathBuf> = runs
+            .iter()
+            .filter(|((_, _, hosts), _)| (*hosts > 1) == several)
+            .map(|((operation, ranks, hosts), rows)| {
+                save_rows(folder.path(), operation, [*ranks, *hosts, 2], rows)
+            })
+            .collect();
+        let said = plan(&files.iter().collect::<Vec<_>>(), &format!("{options} -J -"));
+        let plan: Value = serde_json::from_str(&said.stdout).unwrap();
+        assert!(plan["points"].as_array().unwrap().len() > 200, "{}", said.stderr);
+        for which in ["held_out", "held_out_places"] {
+            let error = plan[which]["median"].as_f64().unwrap();
+            assert!(error <= 0.25, "{which}, several hosts: {several}: {error}\n{}", said.stderr);
+        }
+    }
+}
+
 /// The example of the help, word for word, in an empty folder.
 #[test]
 #[cfg(target_os = "linux")]
@@ -174,11 +216,11 @@ fn the_example_of_the_help_runs() {
     shell.args(["-ec", example]).current_dir(&folder).env("PATH", path).env("PHALANX_BACKEND", "host");
     let said = say(shell);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    assert!(said.stdout.contains("# 64 ranks on 1 hosts of 64 cores"), "{}", said.stdout);
+    assert!(said.stdout.contains("# 64 ranks on 1 host of 64 cores"), "{}", said.stdout);
     assert!(said.stdout.contains("Error on points left out: median"), "{}", said.stdout);
     let plan: Value =
         serde_json::from_slice(&std::fs::read(folder.path().join("plan.json")).unwrap()).unwrap();
     assert_eq!(plan["places"].as_array().unwrap().len(), 3);
-    // Four operations among 2, 4 and 8 ranks, of which one has no sizes.
-    assert!(plan["points"].as_array().unwrap().len() > 50, "{}", said.stdout);
+    // Four operations among 2 and 4 ranks, of which one has no sizes.
+    assert!(plan["points"].as_array().unwrap().len() > 35, "{}", said.stdout);
 }

@@ -47,3 +47,8 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 fn usage(text: String) -> anyhow::Error {
     exit::usage(anyhow::Error::msg(text))
 }
+
+/// `4 ranks on 2 hosts`.
+fn ranks_on(ranks: usize, hosts: usize) -> String {
+    format!("{ranks} ranks on {hosts} host{}", if hosts == 1 { "" } else { "s" })
+}

@@ -1,7 +1,7 @@
 //! The options of `phalanx plan`.
 
 use super::runs::Case;
-use super::usage;
+use super::{ranks_on, usage};
 use crate::perf::layout::BufferLengths;
 use crate::perf::operation::Operation;
 use crate::perf::plan::{Step, sizes};
@@ -63,7 +63,7 @@ pub struct PlanArgs {
 
 const EXAMPLES: &str = "\
 Example:
-  for n in 2 4 8; do for op in all_reduce broadcast all_gather barrier; do
+  for n in 2 4; do for op in all_reduce broadcast all_gather barrier; do
     phalanx perf $op -p $n -b 8 -e 2M -f 8 -n 50 -J run-$op-$n.json; done; done
   phalanx plan run-*.json
   phalanx plan run-*.json --operation all_gather --ranks 16,32,64 --cores 64 -J plan.json";
@@ -103,9 +103,8 @@ impl PlanArgs {
         let place = |index| {
             let (ranks, hosts) = (at(&ranks, index), at(&hosts, index));
             if ranks < hosts || ranks < 2 {
-                bail!(usage(format!(
-                    "{ranks} ranks on {hosts} hosts: give at least a rank for each host, and 2 in all"
-                )));
+                let place = ranks_on(ranks, hosts);
+                bail!(usage(format!("{place}: give at least a rank for each host, and 2 in all")));
             }
             Ok(Placement { ranks, hosts, cores, ..largest })
         };

@@ -3,7 +3,8 @@
 use super::fit::{Fit, Sample};
 use super::held_out::{HeldOut, PARTS, held_out};
 use super::options::PlanArgs;
-use super::runs::{Case, Runs};
+use super::ranks_on;
+use super::runs::{Case, Point, Runs};
 use super::start::Start;
 use super::terms::{Level, TERMS, Term, terms, turns};
 use anyhow::{Context, Result};
@@ -87,14 +88,7 @@ pub struct Row {
 
 impl Report {
     pub fn new(args: &PlanArgs, runs: &Runs) -> Result<Report> {
-        let samples: Vec<Sample> = runs
-            .points
-            .iter()
-            .map(|point| {
-                let terms = terms(&point.work, &point.case.placement, runs.one_machine);
-                Sample { terms, time: point.time }
-            })
-            .collect();
+        let samples = samples(runs);
         let measured = Fit::new(&samples)?;
         let fit = measured.with_substitutes();
         let largest = runs.largest().context("no run has a row with a time")?;
@@ -103,21 +97,6 @@ impl Report {
             (ranks, hosts)
         };
         let start = Start::new(runs, &fit);
-        let checked = runs
-            .points
-            .iter()
-            .zip(&samples)
-            .map(|(point, sample)| Checked {
-                operation: point.case.operation.name(),
-                ranks: point.case.placement.ranks,
-                hosts: point.case.placement.hosts,
-                size: point.case.size,
-                algorithm: point.work.algorithm,
-                measured: sample.time * 1e6,
-                fitted: fit.time(&sample.terms).map_or(0.0, |time| time * 1e6),
-                work: sample.terms,
-            })
-            .collect();
         let mut notes = Notes::default();
         let places = args.placements(largest)?.into_iter();
         let places: Vec<Place> = places
@@ -132,7 +111,7 @@ impl Report {
             cpu: runs.cpu.clone(),
             runs: runs.files,
             days: runs.days.clone(),
-            points: checked,
+            points: checked(runs, &samples, &fit),
             one_machine: runs.one_machine,
             constants: Term::ALL.map(|work| Constant::new(&measured, work)).into(),
             held_out: held_out(&samples, |index| index % PARTS),
@@ -147,6 +126,28 @@ impl Report {
     pub fn constant(&self, work: Term) -> Option<f64> {
         self.constants[work as usize].microseconds
     }
+}
+
+fn samples(runs: &Runs) -> Vec<Sample> {
+    let sample = |point: &Point| Sample {
+        terms: terms(&point.work, &point.case.placement, runs.one_machine),
+        time: point.time,
+    };
+    runs.points.iter().map(sample).collect()
+}
+
+fn checked(runs: &Runs, samples: &[Sample], fit: &Fit) -> Vec<Checked> {
+    let check = |(point, sample): (&Point, &Sample)| Checked {
+        operation: point.case.operation.name(),
+        ranks: point.case.placement.ranks,
+        hosts: point.case.placement.hosts,
+        size: point.case.size,
+        algorithm: point.work.algorithm,
+        measured: sample.time * 1e6,
+        fitted: fit.time(&sample.terms).map_or(0.0, |time| time * 1e6),
+        work: sample.terms,
+    };
+    runs.points.iter().zip(samples).map(check).collect()
 }
 
 /// What a reader of the plan must know of its assumptions, each once.
@@ -207,15 +208,12 @@ fn place(
 
 fn row(runs: &Runs, fit: &Fit, case: &Case) -> Result<Row> {
     let Placement { ranks, hosts, .. } = case.placement;
-    let name = case.operation.name();
+    let (name, place) = (case.operation.name(), ranks_on(ranks, hosts));
     let work = case.work(runs.backend).with_context(|| {
-        format!(
-            "the backend {} has no {name} among {ranks} ranks on {hosts} hosts that could be planned",
-            runs.backend
-        )
+        format!("the backend {} has no {name} among {place} that could be planned", runs.backend)
     })?;
     let terms = terms(&work, &case.placement, false);
-    let parts = fit.parts(&terms).with_context(|| format!("{name} among {ranks} ranks on {hosts} hosts"))?;
+    let parts = fit.parts(&terms).with_context(|| format!("{name} among {place}"))?;
     let of = |level: Level| -> f64 {
         (0..TERMS).filter(|&term| Term::ALL[term].level() == level).map(|term| parts[term] * 1e6).sum()
     };

@@ -1,6 +1,7 @@
 //! The plan as a table of at most 100 characters. Lines that start with # say where it comes from.
 
 use super::held_out::HeldOut;
+use super::ranks_on;
 use super::report::{Place, Report, Row};
 use super::terms::Term;
 use crate::perf::export::text::{comment, number};
@@ -87,7 +88,7 @@ fn error(what: &str, error: Option<HeldOut>) -> String {
 }
 
 fn table(place: &Place) -> String {
-    let mut out = format!("# {} ranks on {} hosts of {} cores", place.ranks, place.hosts, place.cores);
+    let mut out = format!("# {} of {} cores", ranks_on(place.ranks, place.hosts), place.cores);
     if let Some(seconds) = place.start_seconds {
         let _ = write!(out, "; start {seconds:.2} s (simulated)");
     }

@@ -43,7 +43,16 @@ impl Count {
 
     /// The same number on so many ranks.
     pub(crate) fn each(most: usize, ranks: usize) -> Count {
-        Count::new(most, most * ranks)
+        Count::new(most, ranks).scaled(1, most)
+    }
+
+    /// So many of each. Bytes between all pairs of many ranks are more than an integer holds.
+    pub(crate) fn times(self, number: usize) -> Count {
+        self.scaled(number, number)
+    }
+
+    fn scaled(self, most: usize, all: usize) -> Count {
+        Count { most: self.most * most as f64, all: self.all * all as f64 }
     }
 }
 

@@ -58,15 +58,12 @@ impl Scene<'_> {
         let most = if flow.readers == Who::All && flow.writers != Who::All { 1 } else { pairs.most };
         let (writers, readers) = (flow.writers.among(ranks).len(), flow.readers.among(ranks).len());
         let given = flow.given(ranks);
+        let blocks = Count::new(most, pairs.all_near);
         Work {
             algorithm,
-            copied: if copies { Count::new(given, writers * given) } else { Count::default() },
+            copied: if copies { Count::each(given, writers) } else { Count::default() },
             reduced: self.combined(ranks * longest, readers),
-            host: Traffic {
-                waits: 1.0,
-                messages: Count::new(most * steps, pairs.all_near * steps),
-                bytes: Count::new(most * longest, pairs.all_near * longest),
-            },
+            host: Traffic { waits: 1.0, messages: blocks.times(steps), bytes: blocks.times(longest) },
             ..Work::default()
         }
     }

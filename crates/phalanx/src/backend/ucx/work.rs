@@ -53,8 +53,8 @@ fn exchanged(pairs: &Pairs, pieces: usize, bytes: usize, sharing: usize) -> Work
     let traffic = |most: usize, all: usize, sharing: usize| Traffic {
         waits: 0.0,
         // Each is sent by one rank and received by another.
-        messages: Count::new(2 * most * pieces, 2 * all * pieces),
-        bytes: Count::new(sharing * most * bytes, all * bytes),
+        messages: Count::new(most, all).times(2 * pieces),
+        bytes: Count::new(sharing * most, all).times(bytes),
     };
     let mut work = Work {
         host: traffic(pairs.near, pairs.all_near, 1),
