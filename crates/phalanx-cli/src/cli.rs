@@ -16,6 +16,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Perf(Box<crate::perf::options::PerfArgs>),
+    Plan(crate::plan::options::PlanArgs),
     Launch(crate::launch::options::LaunchArgs),
     Doctor(crate::doctor::options::DoctorArgs),
     #[cfg(unix)]
@@ -28,6 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   phalanx perf all_reduce              thread ranks, one per GPU or core, 4 B to 64 MiB
   phalanx perf all_gather -p 4 -d f16  four process ranks, half precision
+  phalanx plan RUN.json... --ranks 64  what operations would take among 64 ranks, from saved runs of perf
   phalanx launch -n 4 -- ./train       four ranks of your own program
   phalanx doctor                       what works here, and what does not
   phalanx trace FOLDER                 which rank held the others up, after a failure

@@ -22,6 +22,7 @@ mod parse;
 mod perf;
 mod picture;
 mod pin;
+mod plan;
 mod size;
 mod trace;
 
@@ -44,6 +45,7 @@ pub fn main() -> ExitCode {
     };
     let result = log::install().map_err(exit::usage).and_then(|()| match command {
         Command::Perf(args) => perf::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(unix)]

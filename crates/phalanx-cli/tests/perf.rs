@@ -480,3 +480,18 @@ fn an_interrupted_run_leaves_no_rank_and_what_it_had() {
     let text = std::fs::read_to_string(folder.path().join("run.json")).unwrap();
     assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "the file is complete");
 }
+
+/// The file may have no place on the hosts of other ranks, and several that tried to make it would meet.
+#[test]
+fn only_rank_0_of_a_launcher_needs_the_folder_of_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.json");
+    let script = format!(
+        "[ $PHALANX_RANK = 0 ] && file={} || file=/nowhere/run.json; exec {} perf barrier -n 5 -J $file",
+        file.display(),
+        env!("CARGO_BIN_EXE_phalanx")
+    );
+    let said = say(common::launch("-n 2", &script));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(file.exists());
+}

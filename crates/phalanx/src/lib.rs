@@ -190,10 +190,11 @@ pub use watch::metrics;
 /// What `phalanx launch` and the tests use; no part of the interface.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::contract::work::{Count, Placement, Planned, Traffic, Work};
     pub use crate::os::{fresh_file, run_on, usable_cores};
     pub use crate::rendezvous::environment::timeout_from_environment;
     pub use crate::rendezvous::store;
-    pub use crate::start::launched;
+    pub use crate::start::{launched, work};
 }
 
 /// cudarc, in the version whose slices and streams phalanx takes.

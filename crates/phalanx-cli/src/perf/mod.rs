@@ -17,23 +17,23 @@ mod compare;
 mod data;
 mod device;
 mod enqueued;
-mod export;
+pub mod export;
 mod figures;
-mod layout;
+pub mod layout;
 mod observer;
 mod one_sided;
-mod operation;
+pub mod operation;
 pub mod options;
-mod plan;
+pub mod plan;
 mod progress;
 mod rank;
 mod reduction;
-mod report;
+pub mod report;
 mod reporter;
 mod start;
 mod stats;
 mod timing;
-mod values;
+pub mod values;
 mod view;
 mod world;
 
@@ -49,7 +49,7 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
     let plan = args.plan().map_err(exit::usage)?;
     let world = World::choose(args)?;
     world.check(&plan)?;
-    if !args.as_rank {
+    if !args.as_rank && !is_of_others()? {
         export::check(args)?;
     }
     let reporter = Reporter::new(args, world.kind());
@@ -65,4 +65,9 @@ pub fn run(args: &PerfArgs) -> Result<ExitCode> {
         Err(error) if args.as_rank && rank::was_aborted(&error) => Ok(ExitCode::FAILURE),
         Err(error) => Err(error),
     }
+}
+
+/// Whether rank 0 of a launcher's ranks is another process: it writes the files, which may have no place on this host.
+fn is_of_others() -> Result<bool> {
+    Ok(phalanx::choose()?.launcher.is_some_and(|launcher| launcher.rank > 0))
 }

@@ -13,6 +13,7 @@ use phalanx::{Builder, Comm};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Starts this program once for each rank, with its own options.
 pub fn start_processes(ranks: usize) -> Result<ExitCode> {
@@ -36,9 +37,10 @@ pub fn run_threads(ranks: usize, plan: &Plan, reporter: Reporter) -> Result<u64>
 /// Runs the plan on this process as a rank of others. Returns the number of wrong elements on all ranks.
 pub fn run_process(plan: &Plan, reporter: Reporter) -> Result<u64> {
     let cores = machine::usable_cores();
+    let since = Instant::now();
     let comm = builder(plan).init().context("the ranks did not find each other")?;
     let rank = comm.rank();
-    let reporter = (rank == 0).then_some(reporter);
+    let reporter = (rank == 0).then(|| reporter.started_within(since.elapsed()));
     run(comm, plan, cores, reporter).with_context(|| format!("rank {rank}"))
 }
 

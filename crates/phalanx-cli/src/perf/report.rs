@@ -38,6 +38,12 @@ pub struct Options {
     pub operation: Operation,
     pub ranks: usize,
     pub ranks_are: RankKind,
+    /// The hosts that the ranks are on.
+    #[serde(default)]
+    pub hosts: Option<usize>,
+    /// The time until rank 0 had its communicator; null for threads.
+    #[serde(default)]
+    pub start_seconds: Option<f64>,
     pub backend: String,
     pub min_bytes: usize,
     pub max_bytes: usize,
@@ -321,6 +327,8 @@ pub mod samples {
                 operation: Operation::AllReduce,
                 ranks: 2,
                 ranks_are: RankKind::Threads,
+                hosts: Some(1),
+                start_seconds: None,
                 backend: "host".to_owned(),
                 min_bytes: 4,
                 max_bytes: 64,
@@ -364,10 +372,11 @@ mod tests {
 
     #[test]
     fn a_run_of_a_version_without_gpus_can_be_read() {
-        let report = samples::report(vec![samples::row(4, 1.25)]);
+        let mut report = samples::report(vec![samples::row(4, 1.25)]);
         let mut json = serde_json::to_value(&report).unwrap();
         let options = json["options"].as_object_mut().unwrap();
-        for later in ["gpus", "library", "graph_launches", "blocking", "cpu_time"] {
+        report.options.hosts = None;
+        for later in ["hosts", "start_seconds", "gpus", "library", "graph_launches", "blocking", "cpu_time"] {
             options.remove(later).unwrap();
         }
         json["rows"][0]["in_place"].as_object_mut().unwrap().remove("enqueue").unwrap();

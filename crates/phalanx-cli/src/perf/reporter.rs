@@ -15,13 +15,14 @@ use crate::gpu;
 use crate::machine::Machine;
 use anyhow::Result;
 use phalanx::{BackendKind, Comm};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// What a report needs before there are ranks.
 pub struct Reporter {
     args: PerfArgs,
     ranks_are: RankKind,
     machine: Machine,
+    start: Option<Duration>,
 }
 
 /// The report of a run.
@@ -34,7 +35,12 @@ pub struct RunningReport {
 impl Reporter {
     /// Call it before rank 0 is pinned: a pinned thread sees one core.
     pub fn new(args: &PerfArgs, ranks_are: RankKind) -> Reporter {
-        Reporter { args: args.clone(), ranks_are, machine: Machine::this() }
+        Reporter { args: args.clone(), ranks_are, machine: Machine::this(), start: None }
+    }
+
+    /// Adds how long it took until there was a communicator.
+    pub fn started_within(self, start: Duration) -> Reporter {
+        Reporter { start: Some(start), ..self }
     }
 
     /// Begins the report: everything but the rows. `gpus` are the ranks', if they have any.
@@ -68,6 +74,8 @@ impl Reporter {
             operation: plan.operation,
             ranks: comm.world_size(),
             ranks_are: self.ranks_are,
+            hosts: Some(comm.host_topology().num_hosts()),
+            start_seconds: self.start.map(|start| start.as_secs_f64()),
             backend: if one_sided { "nvshmem" } else { comm.backend().name() }.to_owned(),
             min_bytes: plan.sizes.first().copied().unwrap_or(0),
             max_bytes: plan.largest(),

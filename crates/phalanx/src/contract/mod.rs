@@ -18,6 +18,7 @@ mod shape;
 mod stream_sync;
 mod transfer;
 mod window;
+pub mod work;
 
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};

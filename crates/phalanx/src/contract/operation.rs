@@ -110,6 +110,16 @@ impl Operation {
         Operation::ALL.get(usize::from(code).wrapping_sub(1)).map(|(operation, _)| *operation)
     }
 
+    pub fn from_name(name: &str) -> Option<Operation> {
+        Operation::ALL.iter().find(|(_, other)| *other == name).map(|(operation, _)| *operation)
+    }
+
+    /// Whether it is a collective with a length for each rank's block.
+    pub fn has_counts(self) -> bool {
+        use Operation::*;
+        matches!(self, AllGatherV | ReduceScatterV | GatherV | ScatterV | AllToAllV)
+    }
+
     /// Whether the operation has a root.
     pub fn is_rooted(self) -> bool {
         use Operation::*;

@@ -10,6 +10,7 @@
 //! | `mpi/`, `no_mpi.rs` | ranks that an MPI launcher started |
 //! | `gpus.rs` | the backends on GPUs, as far as they are built in |
 //! | `agreement.rs` | the ranks agree on one backend |
+//! | `work.rs` | the work of an operation, by backend |
 //! | `job_store.rs` | where the job's store is, and joining it |
 //!
 //! This is the only folder that knows all backends.
@@ -27,6 +28,7 @@ mod mpi;
 mod mpi;
 mod processes;
 mod threads;
+mod work;
 
 pub use choose::{Choice, choose, launched};
 pub(crate) use dry_run::dry_rank;
@@ -36,6 +38,7 @@ pub(crate) use processes::{init, join};
 #[cfg(feature = "_nccl")]
 pub(crate) use threads::gpu_ranks;
 pub(crate) use threads::run_threads;
+pub use work::work;
 
 use crate::contract::{Backend, BackendKind};
 use crate::rendezvous::environment::Environment;

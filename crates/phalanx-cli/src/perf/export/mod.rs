@@ -5,7 +5,7 @@
 mod csv;
 mod json;
 mod plot;
-mod text;
+pub mod text;
 
 use super::compare::Saved;
 use super::options::PerfArgs;

@@ -137,7 +137,7 @@ fn group<const N: usize>(out: &mut impl Write, columns: [String; N]) -> io::Resu
 }
 
 /// Writes a text as lines that start with #, wrapped at the table's width.
-fn comment(out: &mut impl Write, text: &str) -> io::Result<()> {
+pub fn comment(out: &mut impl Write, text: &str) -> io::Result<()> {
     let mut line = "#".to_owned();
     for word in text.split(' ') {
         if line.len() > 1 && line.chars().count() + 1 + word.chars().count() > WIDTH {
@@ -256,7 +256,7 @@ fn method(options: &Options) -> Vec<String> {
 }
 
 /// A number in `width` characters, with up to two decimals; `N/A` for none.
-fn number(value: Option<f64>, width: usize) -> String {
+pub fn number(value: Option<f64>, width: usize) -> String {
     let Some(value) = value else {
         return "N/A".to_owned();
     };

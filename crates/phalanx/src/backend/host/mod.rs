@@ -10,6 +10,7 @@
 //! | `grid.rs` | ranks in rows and columns |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
+//! | `work.rs` | what the algorithms do, counted for `phalanx plan` |
 //! | `window.rs` | memory that ranks access on each other's parts, or share |
 //!
 //! The shared memory itself, waiting, failures, and kernel copy (`process_vm_readv`) are in `control/`.
@@ -22,11 +23,14 @@ mod grid;
 mod message;
 mod tunables;
 mod window;
+mod work;
 
 #[cfg(all(test, target_os = "linux"))]
 mod relay_tests;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+
+pub(crate) use work::work;
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{

@@ -10,6 +10,7 @@
 //! | `wait.rs` | waits, and giving up on them |
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
+//! | `work.rs` | what the algorithms do, counted for `phalanx plan` |
 //! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
 //! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
 //!
@@ -30,9 +31,11 @@ mod mail;
 mod message;
 mod tunables;
 mod wait;
+mod work;
 mod worker;
 mod world;
 
+pub(crate) use work::work;
 pub(crate) use world::{Here, UcxWorld};
 
 use crate::contract::hosts::HostTopology;
