@@ -64,7 +64,7 @@ pub struct PlanArgs {
 const EXAMPLES: &str = "\
 Example:
   for n in 2 4; do for op in all_reduce broadcast all_gather barrier; do
-    phalanx perf $op -p $n -b 8 -e 2M -f 8 -n 50 -J run-$op-$n.json; done; done
+    phalanx perf $op -p $n -b 8 -e 2M -f 8 -n 20 -J run-$op-$n.json; done; done
   phalanx plan run-*.json
   phalanx plan run-*.json --operation all_gather --ranks 16,32,64 --cores 64 -J plan.json";
 
