@@ -39,6 +39,33 @@ macro_rules! debug_event {
 }
 pub(crate) use {debug_event as debug, error_event as error, info_event as info, warn_event as warn};
 
+/// Whether the program's subscriber takes spans of operations.
+pub(crate) fn takes_operations() -> bool {
+    let mut takes = false;
+    emit(|| takes = tracing::span_enabled!(target: "phalanx::operations", tracing::Level::TRACE));
+    takes
+}
+
+/// A span of an operation, from its making until it is dropped.
+pub(crate) struct OperationSpan(tracing::Span);
+
+impl OperationSpan {
+    pub fn new(operation: &str, bytes: u64, communicator: &str) -> OperationSpan {
+        let mut span = tracing::Span::none();
+        emit(|| {
+            span = tracing::trace_span!(target: "phalanx::operations", "operation", operation, bytes, communicator);
+        });
+        OperationSpan(span)
+    }
+}
+
+impl Drop for OperationSpan {
+    fn drop(&mut self) {
+        let span = std::mem::replace(&mut self.0, tracing::Span::none());
+        emit(|| drop(span));
+    }
+}
+
 /// Warns, on the error stream where the program has no log.
 pub(crate) fn say(line: std::fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {

@@ -5,12 +5,11 @@
 
 use super::recorder::RECORDS;
 use crate::contract::Operation;
-use crate::os::log;
+use crate::os::log::{self, OperationSpan};
 use crate::os::sync::lock;
 use phalanx_sys::nvtx::*;
 use std::ffi::CString;
 use std::sync::{Mutex, OnceLock};
-use tracing::{Level, Span};
 
 /// The ranges of one communicator's operations that are under way.
 pub(super) struct Ranges {
@@ -24,7 +23,7 @@ pub(super) struct Ranges {
 struct Range {
     number: u64,
     nvtx: Option<(&'static Nvtx, nvtxRangeId_t)>,
-    span: Option<Span>,
+    _span: Option<OperationSpan>,
 }
 
 /// The loaded library.
@@ -39,11 +38,8 @@ struct Nvtx {
 impl Ranges {
     /// For a communicator of this name, if anybody wants them.
     pub fn wanted(communicator: &str) -> Option<Ranges> {
-        let mut has_spans = false;
-        log::emit(|| {
-            has_spans = tracing::span_enabled!(target: "phalanx::operations", Level::TRACE);
-        });
         let nvtx = Nvtx::wanted();
+        let has_spans = log::takes_operations();
         (has_spans || nvtx.is_some()).then(|| Ranges {
             communicator: communicator.to_owned(),
             open: (0..RECORDS).map(|_| Mutex::default()).collect(),
@@ -55,17 +51,10 @@ impl Ranges {
     /// An operation with this record's number begins.
     #[cold]
     pub fn begin(&self, number: u64, operation: Operation, bytes: u64) {
-        let mut span = None;
-        if self.has_spans {
-            let (operation, communicator) = (operation.name(), self.communicator.as_str());
-            log::emit(|| {
-                span = Some(
-                    tracing::trace_span!(target: "phalanx::operations", "operation", operation, bytes, communicator),
-                );
-            });
-        }
+        let span = || OperationSpan::new(operation.name(), bytes, &self.communicator);
+        let span = self.has_spans.then(span);
         let nvtx = self.nvtx.map(|nvtx| (nvtx, nvtx.begin(operation, bytes)));
-        *lock(self.place(number)) = Some(Range { number, nvtx, span });
+        *lock(self.place(number)) = Some(Range { number, nvtx, _span: span });
     }
 
     /// It has ended.
@@ -85,9 +74,6 @@ impl Drop for Range {
         if let Some((nvtx, id)) = self.nvtx {
             nvtx.end(id);
         }
-        // The subscriber's code runs.
-        let span = self.span.take();
-        log::emit(|| drop(span));
     }
 }
 
