@@ -23,6 +23,9 @@ pub struct Options {
     /// Numbers of ranks, one row each.
     #[arg(long, value_delimiter = ',', default_value = "500,1000,2000")]
     ranks: Vec<usize>,
+    /// Ranks of a host, which share a connection. 1: each has its own.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    per_host: u16,
     /// Bytes of each rank.
     #[arg(long, default_value_t = 256)]
     bytes: usize,
@@ -133,6 +136,7 @@ fn row(ranks: usize, options: &Options) -> std::io::Result<Row> {
             first,
             count: PER_PROCESS.min(ranks - first),
             ranks,
+            per_host: options.per_host.into(),
             bytes: options.bytes,
             encrypted: options.encrypted,
         };
