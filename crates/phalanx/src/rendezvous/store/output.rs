@@ -62,23 +62,25 @@ impl Output {
         self.queue.push_back(Piece::Shared(table));
     }
 
-    /// Sends as much as the network takes. After an error nothing is left to be sent.
-    pub fn flush(&mut self, stream: &Wire, cipher: &mut Cipher) -> io::Result<()> {
-        let sent = self.send(stream, cipher);
+    /// Sends as much as the network takes, up to about `most` bytes. After an error nothing is left to be sent.
+    pub fn flush(&mut self, stream: &Wire, cipher: &mut Cipher, most: usize) -> io::Result<()> {
+        let sent = self.send(stream, cipher, most);
         if sent.is_err() {
             *self = Output::default();
         }
         sent
     }
 
-    fn send(&mut self, stream: &Wire, cipher: &mut Cipher) -> io::Result<()> {
+    fn send(&mut self, stream: &Wire, cipher: &mut Cipher, most: usize) -> io::Result<()> {
+        let mut left = most;
         loop {
             let sent = some_of(stream, &self.wire)?;
             self.wire.drain(..sent);
-            let Some(piece) = self.queue.front().filter(|_| self.wire.is_empty()) else {
+            let Some(piece) = self.queue.front().filter(|_| self.wire.is_empty() && left > 0) else {
                 return Ok(());
             };
             let rest = &piece.bytes()[self.done..];
+            let rest = &rest[..rest.len().min(left)];
             let taken = if cipher.encrypts() {
                 let part = &rest[..rest.len().min(PART)];
                 cipher.seal(part, &mut self.wire)?;
@@ -87,6 +89,7 @@ impl Output {
                 some_of(stream, rest)?
             };
             self.done += taken;
+            left -= taken;
             if self.done == piece.bytes().len() {
                 self.queued -= self.done;
                 self.done = 0;

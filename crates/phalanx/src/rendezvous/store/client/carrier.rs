@@ -79,7 +79,7 @@ impl Carrier {
 
     /// Sends what is queued.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.output.flush(&self.stream, &mut self.cipher)
+        self.output.flush(&self.stream, &mut self.cipher, usize::MAX)
     }
 
     /// Receives replies, each with the ranks it is for, once there are some or an eighth of the silence has passed. Sends a
@@ -90,6 +90,7 @@ impl Carrier {
     pub fn receive(&mut self) -> io::Result<Vec<Carried<Reply>>> {
         let mut replies = self.complete()?;
         if replies.is_empty() {
+            self.flush()?;
             match (&self.stream).read(&mut self.buffer) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {

@@ -438,11 +438,13 @@ impl Reply {
 
     /// The same for some of the members to which it goes, by their places.
     pub fn for_some(&self, places: &[usize]) -> Reply {
-        let mut reply = self.clone();
-        if let Reply::All { ids, .. } = &mut reply {
-            *ids = places.iter().map(|place| ids[*place]).collect();
+        match self {
+            Reply::All { ids, summary, table } => {
+                let ids = places.iter().map(|place| ids[*place]).collect();
+                Reply::All { ids, summary: summary.clone(), table: table.clone() }
+            }
+            reply => reply.clone(),
         }
-        reply
     }
 
     /// The request it answers, if it answers one.

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Most bytes queued for a member that does not read: two of the longest exchanges.
 const MAX_UNSENT: usize = 2 * MAX_EXCHANGE;
+/// Most bytes that it sends before the other connections have their turn: all of them hear from the store in time, also where
+/// thousands get a table of megabytes.
+const TURN: usize = 256 << 10;
 
 pub struct ServerConnection {
     stream: Wire,
@@ -352,9 +355,9 @@ impl ServerConnection {
         self.last_sent = Instant::now();
     }
 
-    /// Sends as much as the network takes.
+    /// Sends as much as the network takes and its turn allows.
     pub fn flush(&mut self) {
-        if self.output.flush(&self.stream, &mut self.cipher).is_err() {
+        if self.output.flush(&self.stream, &mut self.cipher, TURN).is_err() {
             self.break_off(End::Closed);
         }
     }
