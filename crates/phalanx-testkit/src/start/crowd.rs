@@ -2,7 +2,7 @@
 
 use super::PATIENCE;
 use clap::Args;
-use phalanx::internal::store::protocol::{Carried, Reply, Request};
+use phalanx::internal::store::protocol::{Carried, End, Reply, Request};
 use phalanx::internal::store::{Carrier, Host, Rendezvous, Role, Store, Token};
 use std::io::Write;
 use std::ops::Range;
@@ -136,6 +136,7 @@ impl Crowd {
         self.check(all.iter().flat_map(|table| table.values()));
         step.wait();
         step.wait();
+        host.map(number).for_each(|rank| carrier.post(rank, Request::Ended { end: End::Left }));
         carrier.leave();
     }
 

@@ -5,10 +5,12 @@
 
 mod crowd;
 mod memory;
+mod plot;
 
 use clap::{Args, Subcommand};
 use phalanx::internal::store::{Server, Settings, Token};
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,6 +34,9 @@ pub struct Options {
     /// Encrypted connections.
     #[arg(long)]
     encrypted: bool,
+    /// Where to write the table as a picture.
+    #[arg(long)]
+    svg: Option<PathBuf>,
 }
 
 /// A process of a measurement.
@@ -54,7 +59,6 @@ enum Kind {
 
 /// What one number of ranks took.
 struct Row {
-    ranks: usize,
     join: Duration,
     exchange: Duration,
     memory: memory::Peak,
@@ -63,22 +67,28 @@ struct Row {
 /// Measures each number of ranks and prints a table.
 pub fn measure(options: &Options) -> ExitCode {
     println!("ranks,join s,exchange s,store MB,all MB");
+    let mut points = Vec::new();
     for &ranks in &options.ranks {
-        match row(ranks, options) {
-            Ok(Row { ranks, join, exchange, memory }) => println!(
-                "{ranks},{:.2},{:.2},{},{}",
-                join.as_secs_f64(),
-                exchange.as_secs_f64(),
-                memory.first / 1_000_000,
-                memory.all / 1_000_000
-            ),
+        let Row { join, exchange, memory } = match row(ranks, options) {
+            Ok(row) => row,
             Err(error) => {
                 eprintln!("{ranks} ranks: {error}");
                 return ExitCode::FAILURE;
             }
+        };
+        let (join, exchange) = (join.as_secs_f64(), exchange.as_secs_f64());
+        let [first, all] = [memory.first, memory.all].map(|bytes| bytes / 1_000_000);
+        println!("{ranks},{join:.2},{exchange:.2},{first},{all}");
+        points.push((ranks, join + exchange));
+    }
+    let written = options.svg.as_ref().map(|path| std::fs::write(path, plot::draw(&points)));
+    match written.transpose() {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("the picture cannot be written: {error}");
+            ExitCode::FAILURE
         }
     }
-    ExitCode::SUCCESS
 }
 
 /// A process of the measurement, with what it prints.
@@ -161,7 +171,7 @@ fn row(ranks: usize, options: &Options) -> std::io::Result<Row> {
     let exchange = began.elapsed();
     let memory = watch.end();
     drop(crowds);
-    Ok(Row { ranks, join, exchange, memory })
+    Ok(Row { join, exchange, memory })
 }
 
 /// Runs a process of a measurement.
