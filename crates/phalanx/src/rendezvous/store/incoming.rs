@@ -52,15 +52,15 @@ impl<M: Announcing> Incoming<M> {
         let Some((summary, table)) = message.announced() else {
             return Ok(Some(message));
         };
-        if summary.len() > MAX_TABLE {
+        if summary.bytes() > MAX_TABLE {
             return Err(Malformed("the values are too long"));
         }
-        bytes.reserve_exact(summary.len() - bytes.len());
+        bytes.reserve_exact(summary.bytes() - bytes.len());
         let rest = &self.input[self.used..];
-        let taken = rest.len().min(summary.len() - bytes.len());
+        let taken = rest.len().min(summary.bytes() - bytes.len());
         bytes.extend_from_slice(&rest[..taken]);
         self.used += taken;
-        if bytes.len() < summary.len() {
+        if bytes.len() < summary.bytes() {
             self.incomplete = Some((message, bytes));
             return Ok(None);
         }

@@ -21,7 +21,7 @@ pub struct Summary {
 
 impl Summary {
     /// Length of the table in bytes.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 }
@@ -55,11 +55,11 @@ impl Table {
         let table = Table(Arc::new(bytes));
         let lengths =
             table.0.len().checked_sub(NUMBER).ok_or(Malformed("the values have no number"))? / NUMBER;
-        if table.len() > lengths {
+        if table.count() > lengths {
             return Err(Malformed("the values have no lengths"));
         }
         let total: usize = table.lengths().sum();
-        match NUMBER * (1 + table.len()) + total == table.0.len() {
+        match NUMBER * (1 + table.count()) + total == table.0.len() {
             true => Ok(table),
             false => Err(Malformed("the values have other lengths")),
         }
@@ -71,7 +71,7 @@ impl Table {
     }
 
     /// The number of values.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.number(0)
     }
 
@@ -81,12 +81,12 @@ impl Table {
     }
 
     fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
-        (1..=self.len()).map(|place| self.number(place))
+        (1..=self.count()).map(|place| self.number(place))
     }
 
     /// The values in the order of members.
     pub fn values(&self) -> impl Iterator<Item = &[u8]> {
-        let mut rest = &self.0[NUMBER * (1 + self.len())..];
+        let mut rest = &self.0[NUMBER * (1 + self.count())..];
         self.lengths().map(move |len| {
             let (value, others) = rest.split_at(len);
             rest = others;
@@ -108,7 +108,7 @@ mod tests {
         for values in [&[][..], &[&b""[..]], &[b"one", b"", b"three"]] {
             let table = Table::of(values.iter().copied());
             let (bytes, summary) = (table.bytes().to_vec(), table.summary());
-            assert_eq!((bytes.len(), table.len()), (summary.len(), values.len()));
+            assert_eq!((bytes.len(), table.count()), (summary.bytes(), values.len()));
             let opened = Table::open(bytes.clone(), &summary).unwrap();
             assert_eq!(opened.values().collect::<Vec<_>>(), values);
             let mut changed = bytes;

@@ -112,7 +112,7 @@ impl Store {
         let wait = millis(timeout);
         let request = |id| Request::Exchange { id, key: key_text, value, wait };
         match self.link.ask(&what, timeout, request)? {
-            Reply::All { table: Some(table), .. } if table.len() == self.link.member.size as usize => {
+            Reply::All { table: Some(table), .. } if table.count() == self.link.member.size as usize => {
                 Ok(table.values().map(<[u8]>::to_vec).collect())
             }
             reply => Err(self.link.unexpected(&what, timeout, reply)),
