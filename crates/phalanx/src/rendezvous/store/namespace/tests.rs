@@ -95,7 +95,7 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     // It had given its value: the exchange goes on without its attention.
     let lost = |to: u32, rank: u32| (to, Reply::Lost { rank, end: End::Closed });
     assert_eq!(one_by_one(out), [lost(0, 1), lost(1, 1), lost(2, 1)]);
-    let all = |rank: u32| (rank, all(rank.into(), &[b""; 3]));
+    let all = |rank: u32| (rank, all(rank.into(), &[&[][..]; 3]));
     assert_eq!(bench.exchange(2, b"", 1000), [all(0), all(2)]);
     // The next one needs it.
     let gone = |rank: u32| (rank, Reply::Gone { id: rank.into(), rank: 1, end: End::Closed });
