@@ -158,3 +158,57 @@ fn what_is_no_record_is_told() {
     let said = say(phalanx(&format!("trace {} --communicator y", folder.path().display())));
     assert!(said.stderr.contains("job/x"), "{}", said.stderr);
 }
+
+/// Records of 10,000 ranks on 1,250 hosts, of which one has not come to the last operation: read in time and in little memory,
+/// and shown by hosts.
+#[test]
+fn ten_thousand_ranks_are_folded_by_host() {
+    const RANKS: u64 = 10_000;
+    let folder = tempfile::tempdir().unwrap();
+    let name = "job_x-rank0-100.json";
+    let text = std::fs::read(format!("{}/tests/trace/hang/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let mut record: Value = serde_json::from_slice(&text).unwrap();
+    let operation = serde_json::json!({
+        "operation": "all_reduce", "sequence": 1, "state": "completed", "dtype": "f32", "count": 10, "reduction": "sum",
+        "enqueued_ns": 1000, "started_ns": 1000, "ended_ns": 2000
+    });
+    record["error"] = Value::Null;
+    for rank in 0..RANKS {
+        let last = if rank == 4321 { 19 } else { 20 };
+        let operations = (1..=last).map(|sequence| {
+            let mut operation = operation.clone();
+            for (name, time) in [("enqueued_ns", 1000), ("started_ns", 1000), ("ended_ns", 2000)] {
+                operation[name] = (time + 1_000_000 * sequence).into();
+            }
+            operation["sequence"] = sequence.into();
+            if sequence == 20 {
+                operation["state"] = "started".into();
+                operation["ended_ns"] = 0.into();
+            }
+            operation
+        });
+        record["records"] = operations.collect();
+        let places = [("rank", rank), ("world_size", RANKS), ("made", last), ("written_ns", 1_000_000_000)];
+        places.iter().for_each(|(name, value)| record[*name] = (*value).into());
+        record["host"] = format!("h{}", rank / 8).into();
+        std::fs::write(folder.path().join(format!("job_x-rank{rank}-100.json")), record.to_string()).unwrap();
+    }
+    let svg = folder.path().join("picture.svg");
+    let began = std::time::Instant::now();
+    let said = say(phalanx(&format!("trace {} --svg {}", folder.path().display(), svg.display())));
+    let took = began.elapsed();
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    for part in [
+        "10000 ranks",
+        "Rank 4321: missing",
+        "rank 4321 had completed all_reduce",
+        "9999 ranks on 1250 hosts (h0, h1, h10, …): operations: 20, the last all_reduce(f32 × 10, sum) under way",
+    ] {
+        assert!(said.stdout.contains(part), "{part}: {}", said.stdout);
+    }
+    assert!(said.stdout.lines().count() < 60, "{}", said.stdout);
+    let picture = std::fs::read_to_string(svg).unwrap();
+    assert!(picture.contains("h0 ×8") && picture.contains("rank 4321") && picture.len() < 1 << 20);
+    // 3 s by a program that is not optimised.
+    assert!(took < std::time::Duration::from_secs(30), "{took:?}");
+}

@@ -12,6 +12,7 @@
 //! - [`emulated`]: shows processes an emulated CUDA driver and NCCL instead of real ones.
 //! - [`fields`], [`verdict`]: how ranks report to the test what they saw.
 //! - [`suite`]: runs a suite's trials, or a sample of them.
+//! - [`start`]: measures the start of a large job with stand-ins for its ranks.
 //! - [`faults`]: the fault suite, for the tests and as a program.
 //!
 //! Not here: the other tests (`tests/`).
@@ -40,6 +41,7 @@ pub mod reference;
 pub mod ring;
 pub mod scenario;
 pub mod sockets;
+pub mod start;
 pub mod suite;
 pub mod threads;
 pub mod ucx;

@@ -1,9 +1,9 @@
-//! The test kit's program: the fault suite at length.
+//! The test kit's program: the fault suite at length, and the start of large jobs.
 
 use clap::{Parser, Subcommand};
 use phalanx_testkit::faults::program::{self, Options};
 use phalanx_testkit::faults::{self, Backend};
-use phalanx_testkit::{networked, processes};
+use phalanx_testkit::{networked, processes, start};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -33,6 +33,11 @@ enum Command {
         #[arg(long)]
         list: bool,
     },
+    /// Measures how ranks join the store and exchange a value each: stand-ins, which do nothing else.
+    Start(start::Options),
+    /// A process of such a measurement.
+    #[command(hide = true)]
+    StartPart(start::Part),
 }
 
 fn backend(name: &str) -> Result<Backend, String> {
@@ -45,14 +50,23 @@ fn main() -> ExitCode {
     if let Some(code) = processes::serve(&faults::scenarios()) {
         return code;
     }
-    let Command::Faults { runs, seed, backend, case, list } = Cli::parse().command;
+    match Cli::parse().command {
+        Command::Faults { runs, seed, backend, case, list } => {
+            break_ranks(Options { runs, seed, backend, case }, list)
+        }
+        Command::Start(options) => start::measure(&options),
+        Command::StartPart(part) => start::part(&part),
+    }
+}
+
+fn break_ranks(options: Options, list: bool) -> ExitCode {
     if list {
-        for case in backend.cases() {
+        for case in options.backend.cases() {
             println!("{}{}", case.name, if case.seeded { " (seeded)" } else { "" });
         }
         return ExitCode::SUCCESS;
     }
-    let summary = program::run(&Options { runs, seed, backend, case });
+    let summary = program::run(&options);
     networked::end();
     print!("\n{summary}\n{} runs, {} failures\n", summary.runs(), summary.failures());
     if summary.failures() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -11,6 +11,7 @@ use crate::machine::host_name;
 use anyhow::{Context, Result, ensure};
 use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ const POLL: Duration = Duration::from_millis(200);
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The other nodes' ranks may run on for any time.
 const NO_TIMEOUT: Duration = Duration::MAX;
+/// From so many ranks of a job on, those of a node share their launcher's connection to the store.
+const SHARED_FROM: usize = 256;
 /// Time for the other launchers to end after a signal to this one: more than the supervisor gives their
 /// ranks.
 const PARTING: Duration = Duration::from_secs(10);
@@ -33,6 +36,9 @@ pub struct Nodes {
     store: Arc<Store>,
     /// On node 0 only.
     server: Option<Server>,
+    /// In a large job: passes on what this node's ranks ask of the store, in one attempt.
+    passing_on: RefCell<Option<Server>>,
+    timeout: Duration,
     address: StoreAddress,
     node: usize,
     nodes: usize,
@@ -83,7 +89,8 @@ impl Nodes {
         let store = Arc::new(Store::join(&rendezvous, member, timeout)?);
         store.exchange("nodes", b"", timeout)?;
         let host = host_name();
-        Ok(Nodes { store, server, address: StoreAddress { address, token }, node, nodes, host })
+        let address = StoreAddress { address, token };
+        Ok(Nodes { store, server, passing_on: RefCell::default(), timeout, address, node, nodes, host })
     }
 
     /// Agrees with the other launchers on an attempt's id and rank numbers. Breaks with the outcome if a
@@ -94,6 +101,7 @@ impl Nodes {
         ranks: usize,
         events: &Events,
     ) -> Result<ControlFlow<Outcome, Placement>> {
+        self.passing_on.take();
         if let Some(server) = &self.server {
             // The other nodes start no rank of the new epoch before the exchange below.
             server.begin_epoch(restart);
@@ -108,6 +116,7 @@ impl Nodes {
             all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
         let sum = |nodes: &[Begin]| nodes.iter().map(|node| node.ranks).sum::<usize>();
         ensure!(all.len() == self.nodes, "{} of {} nodes answered", all.len(), self.nodes);
+        let store = self.store_for_ranks(restart, ranks, sum(&all))?;
         Ok(ControlFlow::Continue(Placement {
             job: all[0].job.clone(),
             restart,
@@ -116,8 +125,23 @@ impl Nodes {
             world_size: sum(&all),
             node: self.node,
             nodes: all.into_iter().map(|Begin { host, ranks, .. }| PlacedNode { host, ranks }).collect(),
-            store: Some(self.address.clone()),
+            store: Some(store),
         }))
+    }
+
+    /// Where this node's ranks find the store: in a large job, at this launcher, which connects them all at once.
+    fn store_for_ranks(&self, restart: u32, ranks: usize, world_size: usize) -> Result<StoreAddress> {
+        let StoreAddress { address, token } = self.address.clone();
+        if world_size < shared_from() || ranks < 2 {
+            return Ok(StoreAddress { address, token });
+        }
+        let settings = Settings { ranks: u32::try_from(ranks).ok(), ..placement::store_settings()? };
+        let (host, encrypted, job) = (Host::Rank(0), settings.encrypted, String::new());
+        let rendezvous = Rendezvous { address, token: token.clone(), job, epoch: restart, host, encrypted };
+        let server = Server::carrying(&rendezvous, settings, self.timeout)?;
+        let address = server.address().to_string();
+        self.passing_on.replace(Some(server));
+        Ok(StoreAddress { address, token })
     }
 
     /// Exchanges a message with the other launchers, however long they take.
@@ -252,6 +276,12 @@ impl Nodes {
         let (node, why) = lost.unwrap_or((self.node, error.to_string()));
         Outcome::OtherNode(Notice::lost(node, &why))
     }
+}
+
+/// [`SHARED_FROM`], or less in a test.
+fn shared_from() -> usize {
+    let less = std::env::var("PHALANX_TEST_SHARED_FROM").ok();
+    less.and_then(|number| number.parse().ok()).unwrap_or(SHARED_FROM)
 }
 
 /// The store's key for the notice of the first node whose attempt ends before its time.

@@ -7,6 +7,11 @@ use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// Operations that are kept of all records together: some 200 MB. Of thousands of ranks the last operations matter.
+const MAX_KEPT: usize = 1 << 20;
+/// Operations that are kept of each record at least.
+const MIN_KEPT: usize = 64;
+
 /// All records in these files and folders. A file that is no record is an error; in a folder it is left out,
 /// with a message.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<FlightRecord>> {
@@ -20,9 +25,13 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<FlightRecord>> {
         let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
         files.sort_unstable();
+        let kept = (MAX_KEPT / files.len().max(1)).max(MIN_KEPT);
         for file in files {
             match read(&file) {
-                Ok(record) => records.push(record),
+                Ok(mut record) => {
+                    record.forget_all_but(kept);
+                    records.push(record);
+                }
                 Err(error) => say(format_args!("phalanx: {}", explain(&error))),
             }
         }

@@ -6,10 +6,12 @@
 //! | `files.rs` | the records of the files and folders on the command line |
 //! | `merge.rs` | the ranks of a communicator on one clock |
 //! | `diagnosis.rs` | the ranks at fault: missing, different call, slower |
+//! | `fold.rs` | a communicator of many ranks, by hosts |
 //! | `summary.rs`, `perfetto.rs`, `svg.rs` | text and timelines |
 
 mod diagnosis;
 mod files;
+mod fold;
 mod merge;
 pub mod options;
 mod perfetto;

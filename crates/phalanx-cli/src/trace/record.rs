@@ -78,6 +78,16 @@ pub enum State {
     Failed,
 }
 
+impl FlightRecord {
+    /// Keeps the last operations only.
+    pub fn forget_all_but(&mut self, kept: usize) {
+        let surplus = self.records.len().saturating_sub(kept);
+        self.records.drain(..surplus);
+        self.records.shrink_to_fit();
+        self.lost += surplus as u64;
+    }
+}
+
 impl Operation {
     pub fn is_message(&self) -> bool {
         self.peer.is_some()

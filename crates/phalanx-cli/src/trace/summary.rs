@@ -1,6 +1,7 @@
 //! The summary as text: each communicator, the ranks at fault and why, and every rank's last operations.
 
 use super::diagnosis;
+use super::fold;
 use super::merge::Merged;
 use super::record::{FlightRecord, Operation, State};
 use super::text::{self, time};
@@ -16,11 +17,19 @@ fn one(merged: &Merged, last: usize) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = header(&mut out, merged);
-    for finding in diagnosis::find(merged) {
+    let findings = diagnosis::find(merged);
+    for finding in &findings {
         let _ = writeln!(out, "\n  {}\n    {}", finding.verdict(), finding.why);
     }
-    for (rank, record) in &merged.ranks {
+    let shown = fold::shown(merged, &findings);
+    for (rank, record) in merged.ranks.iter().filter(|(rank, _)| shown.contains(rank)) {
         let _ = one_rank(&mut out, merged, *rank, record, last);
+    }
+    if fold::is_folded(merged) {
+        out.push('\n');
+        for group in fold::groups(merged, &shown) {
+            let _ = writeln!(out, "  {group}");
+        }
     }
     out
 }

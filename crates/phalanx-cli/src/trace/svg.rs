@@ -2,6 +2,7 @@
 //! even without a record.
 
 use super::diagnosis::{self, Finding};
+use super::fold;
 use super::merge::Merged;
 use super::record::{Operation, State};
 use crate::picture::{self, Area, BLUE, DrawError, FONT, Format, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION};
@@ -21,10 +22,13 @@ const FAILED: RGBColor = VERMILION;
 const LINE: (usize, u32) = (170, 20);
 /// The most ranks at fault without a record that get a row.
 const MAX_ABSENT: usize = 16;
+/// Characters of a host's name.
+const MAX_NAME: usize = 8;
 
-/// A rank's operations.
+/// A rank's operations. Of many ranks, a host's first rank stands for those of its host.
 struct Row<'a> {
     rank: usize,
+    name: String,
     operations: &'a [Operation],
     written_ns: u64,
     has_record: bool,
@@ -43,17 +47,32 @@ pub fn draw(merged: &Merged, last: usize) -> Result<Vec<u8>> {
 fn rows<'a>(merged: &'a Merged, findings: &[Finding], last: usize) -> Vec<Row<'a>> {
     let at_fault: BTreeSet<usize> = findings.iter().flat_map(|finding| &finding.ranks).copied().collect();
     let absent = merged.absent().into_iter().filter(|rank| at_fault.contains(rank)).take(MAX_ABSENT);
-    let absent =
-        absent.map(|rank| Row { rank, operations: &[], written_ns: 0, has_record: false, is_at_fault: true });
-    let recorded = merged.ranks.iter().map(|(rank, record)| {
+    let absent = absent.map(|rank| Row {
+        rank,
+        name: format!("rank {rank}"),
+        operations: &[],
+        written_ns: 0,
+        has_record: false,
+        is_at_fault: true,
+    });
+    let shown = fold::shown(merged, findings);
+    let alone = shown.iter().map(|rank| (*rank, format!("rank {rank}")));
+    let hosts = fold::hosts(merged, &shown).into_iter().take(fold::MAX_HOSTS);
+    let hosts = hosts.map(|(host, ranks)| {
+        let host: String = host.chars().take(MAX_NAME).collect();
+        (ranks[0], format!("{host} ×{}", ranks.len()))
+    });
+    let recorded = alone.chain(hosts).filter_map(|(rank, name)| {
+        let record = merged.ranks.get(&rank)?;
         let shown = record.records.len().saturating_sub(last);
-        Row {
-            rank: *rank,
+        Some(Row {
+            rank,
+            name,
             operations: &record.records[shown..],
             written_ns: record.written_ns,
             has_record: true,
-            is_at_fault: at_fault.contains(rank),
-        }
+            is_at_fault: at_fault.contains(&rank),
+        })
     });
     let mut rows: Vec<Row<'_>> = recorded.chain(absent).collect();
     rows.sort_unstable_by_key(|row| row.rank);
@@ -86,6 +105,10 @@ fn paint(area: &Area<'_>, merged: &Merged, verdict: &[String], rows: &[Row<'_>])
         colors.entry(&operation.operation).or_insert(next);
     }
     let title = format!("{}: {} ranks, backend {}", merged.name, merged.world_size, merged.backend);
+    let title = match fold::is_folded(merged) {
+        true => format!("{title}; a row for each of the first {} hosts, of its first rank", fold::MAX_HOSTS),
+        false => title,
+    };
     let area = area.titled(&title, (FONT, TEXT_SIZE + 4))?;
     let (text, area) = area.split_vertically(LINE.1 * verdict.len() as u32);
     for (number, line) in verdict.iter().enumerate() {
@@ -147,7 +170,7 @@ fn paint_rows(
         let y = y - diagram.get_pixel_range().1.start - TEXT_SIZE as i32 / 2;
         let style = (FONT, TEXT_SIZE).into_text_style(diagram);
         let style = if row.is_at_fault { style.color(&FAILED) } else { style };
-        diagram.draw(&Text::new(format!("rank {}", row.rank), (8, y), style.clone()))?;
+        diagram.draw(&Text::new(row.name.clone(), (8, y), style.clone()))?;
         if !row.has_record {
             diagram.draw(&Text::new("no record", (left + 8, y), style))?;
         }

@@ -17,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
     };
     add("ranks_are_numbered_over_the_nodes", ranks_are_numbered_over_the_nodes);
     add("nodes_of_one_host_share_memory", nodes_of_one_host_share_memory);
+    add("ranks_of_a_large_job_reach_the_store_through_their_launcher", a_large_job);
     add("settings_that_differ_between_ranks_are_named", settings_that_differ);
     add("a_failure_ends_all_nodes", a_failure_ends_all_nodes);
     add("a_failure_lets_all_nodes_go_on_with_the_option", a_failure_lets_all_nodes_go_on);
@@ -116,6 +117,29 @@ fn nodes_of_one_host_share_memory(job: &Job) -> Result<(), Failed> {
     for node in nodes {
         let (code, said) = node.end()?;
         equal((code, said.matches("sum 10 on 1 host").count()), (Some(0), 2), &said)?;
+    }
+    Ok(())
+}
+
+/// From a number of ranks on, which is lowered here, each launcher connects its ranks to the store; again after a restart.
+fn a_large_job(job: &Job) -> Result<(), Failed> {
+    let program = std::env::current_exe()?;
+    let script = format!(
+        "echo at $PHALANX_STORE; [ $PHALANX_RESTART_COUNT = 1 ] || exit 3; exec {}",
+        program.display()
+    );
+    let start = |rank| {
+        let mut command = job.node(rank, 2, "-n 2 --max-restarts 1", &["sh", "-c", &script]);
+        command.env(PART, "init").env("PHALANX_TEST_SHARED_FROM", "4");
+        Node::start(command)
+    };
+    for node in [0, 1].map(start) {
+        let (code, said) = node.end()?;
+        equal((code, said.matches("sum 10 on 1 host").count()), (Some(0), 2), &said)?;
+        let of_the_job = said.matches(&format!("at {}", job.store)).count();
+        equal((of_the_job, said.matches("at 127.0.0.1:").count() >= 2), (0, true), &said)?;
+        let is_calm = !said.contains("is lost");
+        equal(is_calm, true, &said)?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The store from outside: what it does for the ranks of a job, and what it does not let others do.
 
+mod carried;
 mod crowd;
 mod encrypted;
 mod hostile;

@@ -25,9 +25,8 @@ pub struct Config {
     #[cfg(feature = "nccl")]
     pub gpu_algorithm: Option<super::direct::GpuAlgorithm>,
     /// Over how many unique ids the ranks are spread while the communicator of all is made, from 1 to the
-    /// number of ranks; the same on all ranks (`ncclCommInitRankScalable`, 2.23; default 1,
-    /// `ncclCommInitRankConfig`). All connect to the rank that made their id: with thousands of ranks one is
-    /// not enough.
+    /// number of ranks; the same on all ranks (`ncclCommInitRankScalable`, 2.23). Default: one for 512 ranks, and 1 with an older
+    /// library. All connect to the rank that made their id: with thousands of ranks one is not enough.
     pub unique_ids: Option<usize>,
     /// Thread blocks in a cluster, 0 to 8 (2.17).
     pub cga_cluster_size: Option<i32>,

@@ -54,8 +54,13 @@ impl NcclComm {
         let tell = |own: &[u8]| unsafe { host_channel.all_gather_bytes(own) };
         let gpu = settle_gpu(name, seen, (host_channel.rank(), &topology), tell)?;
         let library = library::load(flavour)?;
+        let ids = match settings.config.unique_ids {
+            Some(ids) => ids,
+            None if library.ncclCommInitRankScalable.is_some() => ids_for(host_channel.world_size()),
+            None => 1,
+        };
         // SAFETY: as above.
-        let ids = unsafe { exchange_ids(&*host_channel, library, settings.config.unique_ids.unwrap_or(1)) }?;
+        let ids = unsafe { exchange_ids(&*host_channel, library, ids) }?;
         let device = GpuDevice::open(flavour, gpu);
         // SAFETY: as above. A rank without a GPU must not leave the others waiting in the library.
         let agreed = unsafe { agree(&*host_channel, device.is_ok(), "open its GPU") };
@@ -113,6 +118,14 @@ impl NcclComm {
     }
 }
 
+/// Ranks of a unique id, if nothing sets their number: all of them connect to the rank that made it, while it is the only one.
+const RANKS_OF_AN_ID: usize = 512;
+
+/// The number of unique ids for so many ranks.
+fn ids_for(ranks: usize) -> usize {
+    ranks.div_ceil(RANKS_OF_AN_ID)
+}
+
 /// Exchanges `count` unique ids, made by evenly spread ranks. Collective.
 ///
 /// # Safety
@@ -166,5 +179,16 @@ pub(super) unsafe fn agree(host_channel: &dyn HostChannel, could: bool, what: &s
             why: format!("rank {rank} could not {what}"),
             remedy: "see that rank's error".into(),
         })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_worlds_have_several_ids() {
+        let worlds = [1, 8, RANKS_OF_AN_ID, RANKS_OF_AN_ID + 1, 10_000];
+        assert_eq!(worlds.map(ids_for), [1, 1, 1, 2, 20]);
     }
 }

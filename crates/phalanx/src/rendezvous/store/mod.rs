@@ -17,10 +17,12 @@
 //! | `token.rs` | the secret of the job |
 //! | `session.rs` | keys, authenticated frames |
 //! | `cipher.rs`, `no_cipher.rs` | optional encryption |
+//! | `table.rs` | the values of an exchange, as bytes that all connections share |
+//! | `output.rs`, `incoming.rs` | what waits to be sent; what has been received |
 //! | `stall.rs` | pauses of this process |
 //! | `namespace/` | values, exchanges and members, without sockets and clocks |
-//! | `server/` | the server: one thread |
-//! | `client/` | a member's connection |
+//! | `server/` | the server: one thread; on each host of a large job another, which passes on (`above.rs`) |
+//! | `client/` | a member's connection; a host's, for all its ranks |
 //! | `transport/` | connections whose bytes travel as messages of something else |
 //!
 //! Threat model: `docs/security.md`.
@@ -32,15 +34,18 @@ pub mod cipher;
 #[path = "no_cipher.rs"]
 pub mod cipher;
 pub mod client;
+mod incoming;
 mod namespace;
+mod output;
 pub mod protocol;
 pub mod server;
 pub mod session;
 mod stall;
+pub mod table;
 pub(crate) mod token;
 mod transport;
 
-pub use client::{Member, Store, Subscriber};
+pub use client::{Carrier, Member, Store, Subscriber};
 pub use protocol::Role;
 pub use server::{Server, Settings};
 pub use token::Token;

@@ -51,14 +51,49 @@ enum AttemptError {
     Final(Error),
 }
 
+/// Who joins.
+#[derive(Clone, Copy)]
+pub enum Client {
+    Member(Member),
+    /// A connection that carries the ranks of a host.
+    Carrier,
+}
+
+impl Client {
+    fn first_request(self, rendezvous: &Rendezvous) -> Request {
+        let (epoch, job) = (rendezvous.epoch, shortened(&rendezvous.job).to_owned());
+        match self {
+            Client::Member(Member { role, rank, size }) => Request::Join { role, rank, size, epoch, job },
+            Client::Carrier => Request::Carry { epoch, job },
+        }
+    }
+
+    /// What it is, for messages.
+    fn name(self) -> &'static str {
+        match self {
+            Client::Member(member) => member.role.name(),
+            Client::Carrier => "launcher",
+        }
+    }
+}
+
+impl Display for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Client::Member(member) => write!(f, "{} {}", self.name(), member.rank),
+            Client::Carrier => f.write_str("the launcher that connects a host's ranks"),
+        }
+    }
+}
+
 /// Connects and joins; retries until `deadline` while nothing answers.
-pub fn join(rendezvous: &Rendezvous, member: Member, deadline: Instant) -> Result<Session> {
-    join_in_attempts(rendezvous, member, deadline, ATTEMPT)
+pub fn join(rendezvous: &Rendezvous, client: Client, deadline: Instant) -> Result<Session> {
+    join_in_attempts(rendezvous, client, deadline, ATTEMPT)
 }
 
 fn join_in_attempts(
     rendezvous: &Rendezvous,
-    member: Member,
+    client: Client,
     deadline: Instant,
     mut longest: Duration,
 ) -> Result<Session> {
@@ -67,7 +102,7 @@ fn join_in_attempts(
     let mut pause = Duration::from_millis(10);
     let mut reminder = Reminder::start(started);
     loop {
-        let error = match attempt(rendezvous, member, deadline, longest) {
+        let error = match attempt(rendezvous, client, deadline, longest) {
             Ok(session) => return Ok(session),
             Err(AttemptError::Final(error)) => return Err(error),
             Err(AttemptError::Unresolved(e)) => AddressError::Unresolved(e).into_error(&rendezvous.address),
@@ -107,7 +142,7 @@ fn join_in_attempts(
 
 fn attempt(
     rendezvous: &Rendezvous,
-    member: Member,
+    client: Client,
     deadline: Instant,
     longest: Duration,
 ) -> std::result::Result<Session, AttemptError> {
@@ -116,14 +151,14 @@ fn attempt(
         left.min(longest).max(Duration::from_millis(10))
     };
     let stream = open(&rendezvous.address, timeout_left)?;
-    greet(stream, rendezvous, member, timeout_left(), deadline)
+    greet(stream, rendezvous, client, timeout_left(), deadline)
 }
 
 /// Joins over an existing connection.
-pub fn join_over(wire: Wire, rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Session> {
+pub fn join_over(wire: Wire, rendezvous: &Rendezvous, client: Client, timeout: Duration) -> Result<Session> {
     let timeout_left = timeout.max(Duration::from_millis(10));
     let deadline = after(Instant::now(), timeout_left);
-    greet(wire, rendezvous, member, timeout_left, deadline).map_err(|failed| match failed {
+    greet(wire, rendezvous, client, timeout_left, deadline).map_err(|failed| match failed {
         AttemptError::Final(error) => error,
         AttemptError::Absent(why) => no_answer(&rendezvous.address, &why),
         AttemptError::Unresolved(e) | AttemptError::Closed(e) => no_answer(&rendezvous.address, &e),
@@ -142,7 +177,7 @@ fn no_answer(address: &str, why: &dyn Display) -> Error {
 fn greet(
     stream: Wire,
     rendezvous: &Rendezvous,
-    member: Member,
+    client: Client,
     first_answer: Duration,
     deadline: Instant,
 ) -> std::result::Result<Session, AttemptError> {
@@ -183,7 +218,7 @@ fn greet(
                 "the store at {} speaks version {} of the protocol, this {} version {VERSION}",
                 rendezvous.address,
                 theirs.version,
-                member.role.name(),
+                client.name(),
             ),
             "use one version of phalanx in all processes of the job",
         )));
@@ -191,16 +226,14 @@ fn greet(
     if theirs.encrypted != encrypted {
         let (it, this) = if encrypted { ("does not encrypt", "does") } else { ("encrypts", "does not") };
         return Err(AttemptError::Final(Error::bootstrap(
-            format!("the store at {} {it}, and this {} {this}", rendezvous.address, member.role.name()),
+            format!("the store at {} {it}, and this {} {this}", rendezvous.address, client.name()),
             "set PHALANX_STORE_TLS to the same (0 or 1) for all processes of the job, launchers included",
         )));
     }
     let mut rest = Vec::new();
     let (mut cipher, binding) = encryption(&stream, encrypted, &mut rest).map_err(AttemptError::Closed)?;
     let (mut to, mut from) = session::keys(&rendezvous.token, &ours, &theirs, &binding);
-    let Member { role, rank, size } = member;
-    let job = shortened(&rendezvous.job).to_owned();
-    let join = Request::Join { role, rank, size, epoch: rendezvous.epoch, job };
+    let join = client.first_request(rendezvous);
     let mut wire = Vec::new();
     let sealed = cipher.seal(&to.seal(&join.encode()), &mut wire);
     sealed.and_then(|()| (&stream).write_all(&wire)).map_err(AttemptError::Closed)?;
@@ -212,7 +245,7 @@ fn greet(
             Ok(Session { stream, cipher, to, from, silence, thread, rest })
         }
         Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
-            format!("the store at {} refuses {} {rank}: {reason}", rendezvous.address, role.name()),
+            format!("the store at {} refuses {client}: {reason}", rendezvous.address),
             "give each process a number of its own, and all the same size, job and restart count",
         ))),
         _ => Err(stranger(Malformed("it answers without a welcome"))),
@@ -326,7 +359,7 @@ mod tests {
             encrypted: false,
         };
         let joined = |rank: usize, timeout: Duration| {
-            let (member, deadline) = (Member::of_ranks(rank, 2), Instant::now() + timeout);
+            let (member, deadline) = (Client::Member(Member::of_ranks(rank, 2)), Instant::now() + timeout);
             join_in_attempts(&rendezvous, member, deadline, Duration::from_millis(100))
         };
         let error = joined(1, Duration::from_millis(800)).err().expect("nobody is there").to_string();

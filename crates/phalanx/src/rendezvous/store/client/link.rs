@@ -5,7 +5,8 @@ use super::{Member, Subscriber};
 use crate::os::sync::lock;
 use crate::os::{ThreadMark, Wire};
 use crate::rendezvous::store::cipher::Cipher;
-use crate::rendezvous::store::protocol::{End, HEARTBEATS, MAX_REPLY, Malformed, Reply, Request};
+use crate::rendezvous::store::incoming::Incoming;
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::{Host, Lost, Rendezvous};
@@ -98,7 +99,7 @@ impl Link {
         let thread = std::thread::Builder::new().name("phalanx-store-client".into());
         let shared = link.clone();
         let listener = thread
-            .spawn(move || shared.listen(read_half, from, rest, store))
+            .spawn(move || shared.listen(read_half, Incoming::new(from, rest), store))
             .map_err(system("starting the store's thread"))?;
         Ok((link, listener))
     }
@@ -264,7 +265,7 @@ impl Link {
     }
 
     /// The thread: receives until the connection ends, and sends heartbeats.
-    fn listen(&self, stream: Wire, mut key: Key, mut input: Vec<u8>, store: Option<ThreadMark>) {
+    fn listen(&self, stream: Wire, mut incoming: Incoming<Reply>, store: Option<ThreadMark>) {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
         // How long the store was waited for since its last message because it had no core.
@@ -274,7 +275,7 @@ impl Link {
         let mut leaving = None;
         loop {
             last_received += stalls.held_up(Instant::now());
-            match self.take_in(&mut key, &mut input) {
+            match self.take_in(&mut incoming) {
                 Ok(true) => (last_received, excused) = (Instant::now(), Duration::ZERO),
                 Ok(false) => {}
                 Err(Malformed(why)) => {
@@ -296,8 +297,11 @@ impl Link {
             match (&stream).read(&mut bytes) {
                 Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
                 Ok(n) => {
-                    if let Err(e) = self.decipher(&bytes[..n], &mut input) {
+                    if let Err(e) = self.decipher(&bytes[..n], incoming.input()) {
                         return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
+                    }
+                    if incoming.is_receiving() {
+                        last_received = Instant::now();
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -326,12 +330,11 @@ impl Link {
         (&self.stream).write_all(&wire)
     }
 
-    /// Handles the complete messages of `input`; whether there was one.
-    fn take_in(&self, key: &mut Key, input: &mut Vec<u8>) -> std::result::Result<bool, Malformed> {
-        let mut used = 0;
-        while let Some(opened) = key.open(&input[used..], MAX_REPLY)? {
-            used += opened.taken;
-            let reply = Reply::decode(opened.message)?;
+    /// Handles the complete messages; whether there was one.
+    fn take_in(&self, incoming: &mut Incoming<Reply>) -> std::result::Result<bool, Malformed> {
+        let mut was_one = false;
+        while let Some(reply) = incoming.next()? {
+            was_one = true;
             let mut is_loss = false;
             let reply = match reply {
                 Reply::Message { from, value } => {
@@ -366,8 +369,7 @@ impl Link {
                 self.report_losses();
             }
         }
-        input.drain(..used);
-        Ok(used > 0)
+        Ok(was_one)
     }
 
     fn note_loss(&self, state: &mut State, rank: u32, event: PeerEvent, why: String) {

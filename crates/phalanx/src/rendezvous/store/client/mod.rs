@@ -1,6 +1,7 @@
 //! A member's connection to the store: requests with deadlines, and a thread that receives and sends
 //! heartbeats.
 
+mod carrier;
 mod connect;
 mod link;
 
@@ -11,6 +12,8 @@ use crate::rendezvous::store::transport::Transport;
 use crate::rendezvous::store::{Lost, Rendezvous};
 use crate::types::error::{Error, Result};
 use crate::watch::deadline::after;
+pub use carrier::Carrier;
+use connect::Client;
 use link::Link;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -79,14 +82,14 @@ impl Store {
         timeout: Duration,
     ) -> Result<Store> {
         let member = Member::of_ranks(rank, world_size);
-        let session = connect::join_over(wire, rendezvous, member, timeout)?;
+        let session = connect::join_over(wire, rendezvous, Client::Member(member), timeout)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
         Ok(Store { link, listener: Some(listener), server: None, _transport: transport })
     }
 
     /// As [`connect`](Store::connect), for a rank or a node.
     pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
-        let session = connect::join(rendezvous, member, after(Instant::now(), timeout))?;
+        let session = connect::join(rendezvous, Client::Member(member), after(Instant::now(), timeout))?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
         Ok(Store { link, listener: Some(listener), server: None, _transport: None })
     }
@@ -109,8 +112,8 @@ impl Store {
         let wait = millis(timeout);
         let request = |id| Request::Exchange { id, key: key_text, value, wait };
         match self.link.ask(&what, timeout, request)? {
-            Reply::All { values, .. } if values.len() == self.link.member.size as usize => {
-                Ok(Arc::unwrap_or_clone(values))
+            Reply::All { table: Some(table), .. } if table.count() == self.link.member.size as usize => {
+                Ok(table.values().map(<[u8]>::to_vec).collect())
             }
             reply => Err(self.link.unexpected(&what, timeout, reply)),
         }

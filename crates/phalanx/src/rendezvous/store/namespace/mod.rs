@@ -3,20 +3,31 @@
 //! It has no sockets and no clocks, so it is tested without either: requests and the time come in, replies go
 //! out.
 
-use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, Reply, Request, Role, shortened};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use crate::rendezvous::store::protocol::{End, MAX_EXCHANGE, MAX_MEMBERS, Reply, Request, Role, shortened};
+use crate::rendezvous::store::table::Table;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// Most bytes that a namespace stores, keys included.
 const MAX_STORED: usize = 64 << 20;
-/// Most members of a namespace.
-const MAX_MEMBERS: u32 = 4096;
 /// Bytes counted for a key beside its own.
 const KEY_COST: usize = 128;
 
-/// Replies, each with the rank it is for.
-pub type Outbox = Vec<(u32, Reply)>;
+/// Replies, each with the ranks it is for.
+pub type Outbox = Vec<Letter>;
+
+/// A reply, and the ranks it is for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Letter {
+    pub to: Vec<u32>,
+    pub reply: Reply,
+}
+
+impl Letter {
+    pub fn to(rank: u32, reply: Reply) -> Letter {
+        Letter { to: vec![rank], reply }
+    }
+}
 
 /// The store's state for one role.
 pub struct Namespace {
@@ -25,7 +36,10 @@ pub struct Namespace {
     size: Option<u32>,
     /// The job's name: given at the start, or by the first to join.
     job: Option<String>,
-    members: BTreeMap<u32, MemberStatus>,
+    /// The members that are connected.
+    here: BTreeSet<u32>,
+    /// The members that were.
+    ended: BTreeMap<u32, End>,
     /// A contradiction between two members, found before all had joined. All requests are refused from then
     /// on.
     conflict: Option<String>,
@@ -34,13 +48,6 @@ pub struct Namespace {
     /// Pending `Get` requests.
     readers: Vec<Waiter>,
     stored: usize,
-}
-
-/// Status of a member that has joined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MemberStatus {
-    Here,
-    Ended(End),
 }
 
 struct Waiter {
@@ -85,7 +92,8 @@ impl Namespace {
             role,
             size,
             job: job.map(|job| shortened(&job).to_owned()),
-            members: BTreeMap::new(),
+            here: BTreeSet::new(),
+            ended: BTreeMap::new(),
             conflict: None,
             values: HashMap::new(),
             exchanges: HashMap::new(),
@@ -99,13 +107,12 @@ impl Namespace {
         self.size
     }
 
-    /// Returns why a client is none of this job's, if its job has another name.
-    pub fn check_job(&self, rank: u32, job: &str) -> Result<(), String> {
+    /// Returns why a client, with this name, is none of this job's, if its job has another name.
+    pub fn check_job(&self, client: &str, job: &str) -> Result<(), String> {
         match &self.job {
-            Some(own) if own != job => Err(format!(
-                "{} {rank} belongs to the job {job:?}, and this is the store of {own:?}",
-                self.role.name()
-            )),
+            Some(own) if own != job => {
+                Err(format!("{client} belongs to the job {job:?}, and this is the store of {own:?}"))
+            }
             _ => Ok(()),
         }
     }
@@ -117,7 +124,7 @@ impl Namespace {
         let Some(problem) = problem else {
             self.size.get_or_insert(size);
             self.job.get_or_insert_with(|| job.to_owned());
-            self.members.insert(rank, MemberStatus::Here);
+            self.here.insert(rank);
             return Ok(());
         };
         // Once all have joined, a stray process is only refused.
@@ -125,7 +132,7 @@ impl Namespace {
             self.conflict = Some(problem.clone());
             self.exchanges.clear();
             self.readers.clear();
-            out.extend(self.present().map(|rank| (rank, Reply::Refused { id: 0, reason: problem.clone() })));
+            out.push(Letter { to: self.present(), reply: Reply::Refused { id: 0, reason: problem.clone() } });
         }
         Err(problem)
     }
@@ -147,50 +154,50 @@ impl Namespace {
         if rank >= size {
             return Some(format!("there is no {member} {rank}: the {member}s are 0 to {}", size - 1));
         }
-        match self.members.get(&rank) {
-            None => None,
-            Some(MemberStatus::Here) => Some(format!("two processes claim to be {member} {rank}")),
-            Some(MemberStatus::Ended(end)) => {
-                Some(format!("{member} {rank} was here already, and is gone: {end}"))
-            }
+        if self.here.contains(&rank) {
+            return Some(format!("two processes claim to be {member} {rank}"));
         }
+        self.ended.get(&rank).map(|end| format!("{member} {rank} was here already, and is gone: {end}"))
     }
 
     fn is_complete(&self) -> bool {
-        self.size.is_some_and(|size| self.members.len() == size as usize)
+        self.size.is_some_and(|size| self.joined() == size as usize)
+    }
+
+    /// The number of members that have come, those that are gone included.
+    fn joined(&self) -> usize {
+        self.here.len() + self.ended.len()
     }
 
     /// Whether some members have come and others have not.
     pub fn is_incomplete(&self) -> bool {
-        !self.members.is_empty() && !self.is_complete()
+        self.joined() > 0 && !self.is_complete()
     }
 
     /// The members that have not come.
     pub fn missing(&self) -> Vec<u32> {
-        (0..self.size.unwrap_or(0)).filter(|rank| !self.members.contains_key(rank)).collect()
+        let has_come = |rank: &u32| self.here.contains(rank) || self.ended.contains_key(rank);
+        (0..self.size.unwrap_or(0)).filter(|rank| !has_come(rank)).collect()
     }
 
     /// The members that are connected.
-    pub fn present(&self) -> impl Iterator<Item = u32> {
-        let here = self.members.iter().filter(|(_, status)| **status == MemberStatus::Here);
-        here.map(|(rank, _)| *rank)
+    fn present(&self) -> Vec<u32> {
+        self.here.iter().copied().collect()
     }
 
     /// The members that are lost, without those that said goodbye.
     pub fn lost(&self) -> impl Iterator<Item = (u32, End)> {
-        self.members.iter().filter_map(|(rank, status)| match status {
-            MemberStatus::Here | MemberStatus::Ended(End::Left) => None,
-            MemberStatus::Ended(end) => Some((*rank, *end)),
-        })
+        self.ended.iter().filter(|(_, end)| **end != End::Left).map(|(rank, end)| (*rank, *end))
     }
 
     /// Records that a member has left or is lost. All are notified of a loss, the lost one included, if it is
     /// still connected.
     pub fn ended(&mut self, rank: u32, end: End, out: &mut Outbox) {
         if end != End::Left {
-            out.extend(self.present().map(|present| (present, Reply::Lost { rank, end })));
+            out.push(Letter { to: self.present(), reply: Reply::Lost { rank, end } });
         }
-        self.members.insert(rank, MemberStatus::Ended(end));
+        self.here.remove(&rank);
+        self.ended.insert(rank, end);
         self.readers.retain(|waiting| waiting.rank != rank);
         for exchange in self.exchanges.values_mut() {
             exchange.waiting.retain(|waiting| waiting.rank != rank);
@@ -212,10 +219,10 @@ impl Namespace {
                         Err(reason) => Reply::Refused { id, reason },
                     },
                 };
-                out.push((rank, reply));
+                out.push(Letter::to(rank, reply));
             }
             Request::Get { id, key, wait } => match self.values.get(&key) {
-                Some(value) => out.push((rank, Reply::Value { id, value: value.clone() })),
+                Some(value) => out.push(Letter::to(rank, Reply::Value { id, value: value.clone() })),
                 None => self.readers.push(Waiter { rank, id, key, until: until(wait) }),
             },
             Request::Add { id, key, amount } => {
@@ -223,21 +230,25 @@ impl Namespace {
                     Ok(value) => Reply::Sum { id, value },
                     Err(reason) => Reply::Refused { id, reason },
                 };
-                out.push((rank, reply));
+                out.push(Letter::to(rank, reply));
             }
             Request::Exchange { id, key, value, wait } => {
                 let waiting = Waiter { rank, id, key, until: until(wait) };
                 if let Err(reason) = self.exchange(waiting, value, out) {
-                    out.push((rank, Reply::Refused { id, reason }));
+                    out.push(Letter::to(rank, Reply::Refused { id, reason }));
                 }
             }
             Request::Send { to, value } => {
-                let is_here = |member: &u32| self.members.get(member) == Some(&MemberStatus::Here);
-                let all = if to.is_empty() { self.present().collect() } else { to };
-                let message = |member| (member, Reply::Message { from: rank, value: value.clone() });
-                out.extend(all.into_iter().filter(is_here).map(message));
+                let mut to = if to.is_empty() { self.present() } else { to };
+                to.retain(|member| self.here.contains(member));
+                out.push(Letter { to, reply: Reply::Message { from: rank, value } });
             }
-            Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => {}
+            Request::Join { .. }
+            | Request::Heartbeat
+            | Request::Deaf
+            | Request::Goodbye
+            | Request::Carry { .. }
+            | Request::Ended { .. } => {}
         }
     }
 
@@ -257,7 +268,8 @@ impl Namespace {
         self.readers.retain(|waiting| {
             let fits = waiting.key == key;
             if fits {
-                out.push((waiting.rank, Reply::Value { id: waiting.id, value: value.clone() }));
+                let reply = Reply::Value { id: waiting.id, value: value.clone() };
+                out.push(Letter::to(waiting.rank, reply));
             }
             !fits
         });
@@ -290,7 +302,7 @@ impl Namespace {
                 let member = self.role.name();
                 return Err(format!("{member} {rank} takes part in the exchange {key:?} twice"));
             };
-            out.push((rank, failed.reply(waiting.id)));
+            out.push(Letter::to(rank, failed.reply(waiting.id)));
             return Ok(());
         }
         if value.len() * size > MAX_EXCHANGE {
@@ -304,10 +316,8 @@ impl Namespace {
         exchange.given.insert(rank, value);
         exchange.waiting.push(waiting);
 
-        let absent = self.members.iter().find_map(|(rank, status)| match status {
-            MemberStatus::Ended(end) if !exchange.given.contains_key(rank) => Some((*rank, *end)),
-            _ => None,
-        });
+        let absent = self.ended.iter().find(|(rank, _)| !exchange.given.contains_key(rank));
+        let absent = absent.map(|(rank, end)| (*rank, *end));
         if let Some(failed) = exchange.failed.clone() {
             exchange.fail(failed, out);
         } else if let Some((rank, end)) = absent {
@@ -317,10 +327,11 @@ impl Namespace {
             // All members have their answer, so the key may be used again.
             let exchange = self.exchanges.remove(&key).expect("it was there just now");
             self.stored -= exchange.given.values().map(|value| cost(&key, value)).sum::<usize>();
-            let values: Arc<Vec<Vec<u8>>> = Arc::new(exchange.given.into_values().collect());
-            for waiting in exchange.waiting {
-                out.push((waiting.rank, Reply::All { id: waiting.id, values: values.clone() }));
-            }
+            let table = Table::of(exchange.given.values().map(Vec::as_slice));
+            let to = exchange.waiting.iter().map(|waiting| waiting.rank).collect();
+            let ids = exchange.waiting.iter().map(|waiting| waiting.id).collect();
+            let reply = Reply::All { ids, summary: table.summary(), table: Some(table) };
+            out.push(Letter { to, reply });
         }
         Ok(())
     }
@@ -330,7 +341,8 @@ impl Namespace {
         self.readers.retain(|waiting| {
             let late = waiting.is_late(now);
             if late {
-                out.push((waiting.rank, Reply::TimedOut { id: waiting.id, missing: Vec::new() }));
+                let reply = Reply::TimedOut { id: waiting.id, missing: Vec::new() };
+                out.push(Letter::to(waiting.rank, reply));
             }
             !late
         });
@@ -355,7 +367,7 @@ impl Exchange {
     fn fail(&mut self, reason: ExchangeFailure, out: &mut Outbox) {
         let failed = self.failed.get_or_insert(reason);
         for waiting in self.waiting.drain(..) {
-            out.push((waiting.rank, failed.reply(waiting.id)));
+            out.push(Letter::to(waiting.rank, failed.reply(waiting.id)));
         }
     }
 }

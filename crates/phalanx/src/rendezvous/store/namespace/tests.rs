@@ -1,5 +1,20 @@
 use super::*;
 
+/// Replies, each with one rank it is for.
+type Replies = Vec<(u32, Reply)>;
+
+fn one_by_one(out: Outbox) -> Replies {
+    let each = |letter: Letter| -> Replies {
+        letter.to.iter().enumerate().map(|(place, to)| (*to, letter.reply.for_some(&[place]))).collect()
+    };
+    out.into_iter().flat_map(each).collect()
+}
+
+fn all(id: u64, values: &[&[u8]]) -> Reply {
+    let table = Table::of(values.iter().copied());
+    Reply::All { ids: vec![id], summary: table.summary(), table: Some(table) }
+}
+
 struct Bench {
     namespace: Namespace,
     now: Instant,
@@ -14,21 +29,21 @@ impl Bench {
         Bench { namespace, now: Instant::now() }
     }
 
-    fn ask(&mut self, rank: u32, request: Request) -> Outbox {
+    fn ask(&mut self, rank: u32, request: Request) -> Replies {
         let mut out = Vec::new();
         self.namespace.handle(rank, request, self.now, &mut out);
-        out
+        one_by_one(out)
     }
 
-    fn exchange(&mut self, rank: u32, value: &[u8], wait: u64) -> Outbox {
+    fn exchange(&mut self, rank: u32, value: &[u8], wait: u64) -> Replies {
         self.ask(rank, Request::Exchange { id: rank.into(), key: "k".into(), value: value.into(), wait })
     }
 
-    fn after(&mut self, ms: u64) -> Outbox {
+    fn after(&mut self, ms: u64) -> Replies {
         self.now += Duration::from_millis(ms);
         let mut out = Vec::new();
         self.namespace.expire(self.now, &mut out);
-        out
+        one_by_one(out)
     }
 }
 
@@ -38,8 +53,7 @@ fn an_exchange_answers_all_at_once_in_rank_order_and_can_be_repeated() {
     for _ in 0..2 {
         assert_eq!(bench.exchange(2, b"c", 10), []);
         assert_eq!(bench.exchange(0, b"a", 10), []);
-        let values = vec![b"a".to_vec(), b"b".to_vec(), b"c".to_vec()];
-        let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone().into() });
+        let all = |rank: u32| (rank, all(rank.into(), &[b"a", b"b", b"c"]));
         assert_eq!(bench.exchange(1, b"b", 10), [all(2), all(0), all(1)]);
     }
     assert_eq!(bench.namespace.stored, 0);
@@ -80,9 +94,8 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     bench.namespace.ended(1, End::Closed, &mut out);
     // It had given its value: the exchange goes on without its attention.
     let lost = |to: u32, rank: u32| (to, Reply::Lost { rank, end: End::Closed });
-    assert_eq!(out, [lost(0, 1), lost(1, 1), lost(2, 1)]);
-    let values = vec![Vec::new(); 3];
-    let all = |rank: u32| (rank, Reply::All { id: rank.into(), values: values.clone().into() });
+    assert_eq!(one_by_one(out), [lost(0, 1), lost(1, 1), lost(2, 1)]);
+    let all = |rank: u32| (rank, all(rank.into(), &[&[][..]; 3]));
     assert_eq!(bench.exchange(2, b"", 1000), [all(0), all(2)]);
     // The next one needs it.
     let gone = |rank: u32| (rank, Reply::Gone { id: rank.into(), rank: 1, end: End::Closed });
@@ -96,7 +109,7 @@ fn leaving_is_no_loss_but_ends_waiting() {
     bench.exchange(0, b"", 1000);
     let mut out = Vec::new();
     bench.namespace.ended(1, End::Left, &mut out);
-    assert_eq!(out, [(0, Reply::Gone { id: 0, rank: 1, end: End::Left })]);
+    assert_eq!(one_by_one(out), [(0, Reply::Gone { id: 0, rank: 1, end: End::Left })]);
     assert_eq!(bench.namespace.lost().count(), 0);
 }
 
@@ -155,7 +168,7 @@ fn those_who_cannot_be_right_are_refused_and_nobody_waits_for_them() {
     assert_eq!(out, []);
     let reason = namespace.join(1, 4, "", &mut out).unwrap_err();
     assert!(reason.contains("4 ranks") && reason.contains("expects 3"), "{reason}");
-    assert_eq!(out, [(0, Reply::Refused { id: 0, reason })]);
+    assert_eq!(out, [Letter::to(0, Reply::Refused { id: 0, reason })]);
 
     let mut bench = Bench::of(2);
     for (rank, size, says) in [(1, 2, "two processes claim to be rank 1"), (2, 2, "no rank 2")] {

@@ -4,18 +4,20 @@
 //! (`session.rs`) that holds one [`Request`] or one [`Reply`]. `decode` parses bytes from outside. It
 //! allocates no more than the bytes that it is given, and refuses trailing bytes.
 
+use super::table::{Summary, Table};
 use crate::os::ThreadMark;
 use crate::types::error::PeerEvent;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// How many heartbeats a side sends in the time of silence after which it counts as lost.
 pub const HEARTBEATS: u32 = 4;
 
+/// Most members of a role.
+pub const MAX_MEMBERS: u32 = 1 << 16;
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 256;
 /// The longest value, in bytes: ids, addresses and failures go through the store, never data.
@@ -24,8 +26,8 @@ pub const MAX_VALUE: usize = 64 << 10;
 pub const MAX_EXCHANGE: usize = 8 << 20;
 /// The longest request. A longer one is not even read.
 pub const MAX_REQUEST: usize = MAX_VALUE + MAX_KEY + 64;
-/// The longest reply.
-pub const MAX_REPLY: usize = MAX_EXCHANGE + (64 << 10);
+/// The longest reply, without a table beside it: one that names all members.
+pub const MAX_REPLY: usize = 16 * MAX_MEMBERS as usize;
 /// The longest name of a job that a client sends, in bytes; of a longer one it sends the start.
 pub const MAX_JOB: usize = 128;
 /// The longest first request, from a client that has proved nothing yet.
@@ -194,6 +196,27 @@ pub enum Request {
     Deaf,
     /// The client leaves normally.
     Goodbye,
+    /// The first request of a client that carries members: from then on all messages are [`Carried`].
+    Carry {
+        /// How often the job was restarted.
+        epoch: u32,
+        /// The job's name.
+        job: String,
+    },
+    /// A carried member has ended.
+    Ended {
+        /// How.
+        end: End,
+    },
+}
+
+/// A message on a connection that carries several members.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried<M> {
+    /// From which member, or to which; empty for the carrier itself.
+    pub ranks: Vec<u32>,
+    /// What.
+    pub message: M,
 }
 
 /// A reply or a notification of the store.
@@ -228,13 +251,15 @@ pub enum Reply {
         /// The counter's.
         value: i64,
     },
-    /// To `Exchange`: the values in the order of ranks.
+    /// To `Exchange`: the values in the order of ranks, as a table that follows the frame. All members get the same.
     All {
-        /// Of the request.
-        id: u64,
-        /// One for each member. All members get the same.
-        #[serde(with = "shared")]
-        values: Arc<Vec<Vec<u8>>>,
+        /// Of the requests: of each member to which the reply goes.
+        ids: Vec<u64>,
+        /// Of the table.
+        summary: Summary,
+        /// The table, once it has come.
+        #[serde(skip)]
+        table: Option<Table>,
     },
     /// To `Get` and `Exchange`: the deadline has passed.
     TimedOut {
@@ -324,12 +349,20 @@ impl Request {
 
     /// From bytes from outside.
     pub fn decode(bytes: &[u8]) -> Result<Request, Malformed> {
-        let request = decode(bytes, MAX_REQUEST)?;
-        let (key, value): (&str, &[u8]) = match &request {
+        decode::<Request>(bytes, MAX_REQUEST)?.checked()
+    }
+
+    fn checked(self) -> Result<Request, Malformed> {
+        let (key, value): (&str, &[u8]) = match &self {
             Request::Set { key, value, .. } | Request::Exchange { key, value, .. } => (key, value),
             Request::Get { key, .. } | Request::Add { key, .. } => (key, &[]),
             Request::Send { value, .. } => ("", value),
-            Request::Join { .. } | Request::Heartbeat | Request::Deaf | Request::Goodbye => ("", &[]),
+            Request::Join { .. }
+            | Request::Heartbeat
+            | Request::Deaf
+            | Request::Goodbye
+            | Request::Carry { .. }
+            | Request::Ended { .. } => ("", &[]),
         };
         if key.len() > MAX_KEY {
             return Err(Malformed("the key is too long"));
@@ -337,7 +370,58 @@ impl Request {
         if value.len() > MAX_VALUE {
             return Err(Malformed("the value is too long"));
         }
-        Ok(request)
+        Ok(self)
+    }
+}
+
+impl Carried<Request> {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// From bytes from outside.
+    pub fn decode(bytes: &[u8]) -> Result<Carried<Request>, Malformed> {
+        let Carried { ranks, message } = decode::<Carried<Request>>(bytes, MAX_REQUEST)?;
+        Ok(Carried { ranks, message: message.checked()? })
+    }
+}
+
+impl Carried<Reply> {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+}
+
+/// A message that may announce a table.
+pub trait Announcing: Sized {
+    /// From bytes from outside.
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed>;
+    /// The announcement, and where the table belongs.
+    fn announced(&mut self) -> Option<(&Summary, &mut Option<Table>)>;
+}
+
+impl Announcing for Reply {
+    fn decode(bytes: &[u8]) -> Result<Reply, Malformed> {
+        decode(bytes, MAX_REPLY)
+    }
+
+    fn announced(&mut self) -> Option<(&Summary, &mut Option<Table>)> {
+        match self {
+            Reply::All { summary, table, .. } => Some((summary, table)),
+            _ => None,
+        }
+    }
+}
+
+impl Announcing for Carried<Reply> {
+    fn decode(bytes: &[u8]) -> Result<Carried<Reply>, Malformed> {
+        decode(bytes, MAX_REPLY)
+    }
+
+    fn announced(&mut self) -> Option<(&Summary, &mut Option<Table>)> {
+        self.message.announced()
     }
 }
 
@@ -352,37 +436,32 @@ impl Reply {
         decode(bytes, MAX_REPLY)
     }
 
+    /// The same for some of the members to which it goes, by their places.
+    pub fn for_some(&self, places: &[usize]) -> Reply {
+        match self {
+            Reply::All { ids, summary, table } => {
+                let ids = places.iter().map(|place| ids[*place]).collect();
+                Reply::All { ids, summary: summary.clone(), table: table.clone() }
+            }
+            reply => reply.clone(),
+        }
+    }
+
     /// The request it answers, if it answers one.
     pub fn id(&self) -> Option<u64> {
         match self {
             Reply::Refused { id, .. }
             | Reply::Value { id, .. }
             | Reply::Sum { id, .. }
-            | Reply::All { id, .. }
             | Reply::TimedOut { id, .. }
             | Reply::Gone { id, .. } => Some(*id),
+            Reply::All { ids, .. } => ids.first().copied(),
             Reply::Welcome { .. }
             | Reply::Message { .. }
             | Reply::Lost { .. }
             | Reply::Heartbeat
             | Reply::Goodbye => None,
         }
-    }
-}
-
-/// The bytes of what is shared are those of the thing itself.
-mod shared {
-    use super::{Arc, Deserialize, Serialize};
-    use serde::{Deserializer, Serializer};
-
-    pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
-        T::serialize(value, serializer)
-    }
-
-    pub fn deserialize<'a, T: Deserialize<'a>, D: Deserializer<'a>>(
-        deserializer: D,
-    ) -> Result<Arc<T>, D::Error> {
-        T::deserialize(deserializer).map(Arc::new)
     }
 }
 

@@ -27,6 +27,8 @@ fn request() -> impl Strategy<Value = Request> {
         Just(Request::Heartbeat),
         Just(Request::Deaf),
         Just(Request::Goodbye),
+        (any::<u32>(), key()).prop_map(|(epoch, job)| Request::Carry { epoch, job }),
+        any::<u32>().prop_map(|ms| Request::Ended { end: End::Silent(ms) }),
     ]
 }
 
@@ -46,8 +48,9 @@ fn reply() -> impl Strategy<Value = Reply> {
         (any::<u64>(), ".{0,50}").prop_map(|(id, reason)| Reply::Refused { id, reason }),
         (any::<u64>(), bytes()).prop_map(|(id, value)| Reply::Value { id, value }),
         (any::<u64>(), any::<i64>()).prop_map(|(id, value)| Reply::Sum { id, value }),
-        (any::<u64>(), proptest::collection::vec(bytes(), 0..20))
-            .prop_map(|(id, values)| Reply::All { id, values: values.into() }),
+        (proptest::collection::vec(any::<u64>(), 0..20), bytes()).prop_map(|(ids, value)| {
+            Reply::All { ids, summary: Table::of([&value[..]].into_iter()).summary(), table: None }
+        }),
         (any::<u64>(), proptest::collection::vec(any::<u32>(), 0..20))
             .prop_map(|(id, missing)| Reply::TimedOut { id, missing }),
         (any::<u64>(), any::<u32>(), end()).prop_map(|(id, rank, end)| Reply::Gone { id, rank, end }),
@@ -67,6 +70,18 @@ proptest! {
     #[test]
     fn replies_survive_the_wire(reply in reply()) {
         prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+    }
+
+    #[test]
+    fn carried_messages_survive_the_wire(
+        ranks in proptest::collection::vec(any::<u32>(), 0..20),
+        request in request(),
+        reply in reply(),
+    ) {
+        let carried = Carried { ranks: ranks.clone(), message: request };
+        prop_assert_eq!(Carried::<Request>::decode(&carried.encode()), Ok(carried));
+        let carried = Carried { ranks, message: reply };
+        prop_assert_eq!(<Carried<Reply> as Announcing>::decode(&carried.encode()), Ok(carried));
     }
 
     #[test]

@@ -3,19 +3,25 @@
 use super::{Settings, is_not_now};
 use crate::os::Wire;
 use crate::rendezvous::store::cipher::{Cipher, Identity};
+use crate::rendezvous::store::output::Output;
 use crate::rendezvous::store::protocol::{
-    End, Greeting, HEARTBEATS, MAX_JOIN, MAX_REPLY, MAX_REQUEST, Malformed, Reply, Request, Role, Side,
-    VERSION,
+    Carried, End, Greeting, HEARTBEATS, MAX_EXCHANGE, MAX_JOIN, MAX_REQUEST, Malformed, Reply, Request, Role,
+    Side, VERSION,
 };
 use crate::rendezvous::store::session;
 use crate::rendezvous::store::session::Key;
+use crate::rendezvous::store::table::Table;
 use crate::rendezvous::store::token::Token;
 use crate::watch::deadline::after;
-use std::io::{self, Read, Write};
+use std::collections::BTreeSet;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-/// Most bytes queued for a member that does not read: two of the longest replies.
-const MAX_UNSENT: usize = 2 * MAX_REPLY;
+/// Most bytes queued for a member that does not read: two of the longest exchanges.
+const MAX_UNSENT: usize = 2 * MAX_EXCHANGE;
+/// Most bytes that it sends before the other connections have their turn: all of them hear from the store in time, also where
+/// thousands get a table of megabytes.
+const TURN: usize = 256 << 10;
 
 pub struct ServerConnection {
     stream: Wire,
@@ -27,8 +33,7 @@ pub struct ServerConnection {
     cipher: Cipher,
     /// Received and not yet handled: at most the longest frame and one read.
     input: Vec<u8>,
-    /// Encrypted bytes to be sent.
-    output: Vec<u8>,
+    output: Output,
     /// When its phase began: a client has the same time for each.
     phase_began: Instant,
     /// When the last message came.
@@ -46,8 +51,19 @@ enum Phase {
     Greeted { theirs: Greeting, ours: Greeting },
     /// Waiting for the first request, which proves that the client knows the token.
     Keyed { from: Key, to: Key },
-    /// Authenticated: it has joined, or is about to be refused.
-    Proved { from: Key, to: Key, member: Option<(Role, u32)> },
+    /// Authenticated.
+    Proved { from: Key, to: Key, members: Members },
+}
+
+/// The members of a connection.
+enum Members {
+    /// It is about to be admitted or refused.
+    Undecided,
+    /// The store above decides on it.
+    Awaited(Role, u32),
+    One(Role, u32),
+    /// Ranks of a host.
+    Carried(BTreeSet<u32>),
 }
 
 /// The next action for a connection.
@@ -66,6 +82,16 @@ pub enum Step {
         rank: u32,
         request: Request,
     },
+    /// It carries members.
+    Carry {
+        epoch: u32,
+        job: String,
+    },
+    /// One of the members that it carries has ended.
+    Ended {
+        rank: u32,
+        end: End,
+    },
 }
 
 impl ServerConnection {
@@ -83,7 +109,7 @@ impl ServerConnection {
             identity: identity.cloned(),
             cipher: Cipher::NONE,
             input: Vec::new(),
-            output: Vec::new(),
+            output: Output::default(),
             phase_began: now,
             last_received: now,
             last_sent: now,
@@ -96,12 +122,36 @@ impl ServerConnection {
         &self.peer
     }
 
-    /// The member, once it was admitted.
-    pub fn member(&self) -> Option<(Role, u32)> {
+    /// Whether it has proved that it belongs to the job.
+    pub fn is_trusted(&self) -> bool {
+        !matches!(self.phase, Phase::New | Phase::Greeted { .. } | Phase::Keyed { .. })
+            && !matches!(self.phase, Phase::Proved { members: Members::Undecided, .. })
+    }
+
+    /// Its members.
+    pub fn members(&self) -> Vec<(Role, u32)> {
+        match self.joined() {
+            Some(Members::Awaited(role, rank) | Members::One(role, rank)) => vec![(*role, *rank)],
+            Some(Members::Carried(ranks)) => ranks.iter().map(|rank| (Role::Rank, *rank)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn joined(&self) -> Option<&Members> {
         match &self.phase {
-            Phase::Proved { member, .. } => *member,
+            Phase::Proved { members, .. } => Some(members),
             _ => None,
         }
+    }
+
+    /// Whether it carries members.
+    pub fn carries(&self) -> bool {
+        matches!(self.joined(), Some(Members::Carried(_)))
+    }
+
+    /// Whether the store above decides on its member.
+    pub fn is_awaited(&self) -> bool {
+        matches!(self.joined(), Some(Members::Awaited(..)))
     }
 
     /// Its socket, and whether there is something to send.
@@ -109,9 +159,35 @@ impl ServerConnection {
         (&self.stream, !self.output.is_empty())
     }
 
+    /// Notes that the store above decides on its member.
+    pub fn wait_for(&mut self, role: Role, rank: u32) {
+        self.set_members(Members::Awaited(role, rank));
+    }
+
+    /// Admits its member, or one that it carries.
     pub fn admit(&mut self, role: Role, rank: u32) {
-        if let Phase::Proved { member, .. } = &mut self.phase {
-            *member = Some((role, rank));
+        match &mut self.phase {
+            Phase::Proved { members: Members::Carried(ranks), .. } => drop(ranks.insert(rank)),
+            _ => self.set_members(Members::One(role, rank)),
+        }
+    }
+
+    /// From now on its messages are those of members that it carries.
+    pub fn carry(&mut self) {
+        self.set_members(Members::Carried(BTreeSet::new()));
+    }
+
+    fn set_members(&mut self, new: Members) {
+        if let Phase::Proved { members, .. } = &mut self.phase {
+            *members = new;
+        }
+    }
+
+    /// Forgets a member that it carries; whether it had it.
+    pub fn forget(&mut self, rank: u32) -> bool {
+        match &mut self.phase {
+            Phase::Proved { members: Members::Carried(ranks), .. } => ranks.remove(&rank),
+            _ => false,
         }
     }
 
@@ -144,7 +220,7 @@ impl ServerConnection {
     }
 
     fn take_in(&mut self, bytes: &[u8]) {
-        if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output) {
+        if let Err(e) = self.cipher.open(bytes, &mut self.input, &mut self.output.wire) {
             self.cut_off(e.to_string());
         }
     }
@@ -183,7 +259,7 @@ impl ServerConnection {
                 self.input.clear();
                 self.phase = Phase::Greeted { theirs, ours };
                 self.phase_began = now;
-                self.output.extend_from_slice(&ours.encode());
+                self.output.wire.extend_from_slice(&ours.encode());
                 self.flush();
                 // It has received ours, and can report the difference.
                 if theirs.version != VERSION {
@@ -214,8 +290,12 @@ impl ServerConnection {
                 let Some(opened) = opened else {
                     return Ok(None);
                 };
-                let Request::Join { role, rank, size, epoch, job } = Request::decode(opened.message)? else {
-                    return Err(Malformed("it does not say who it is"));
+                let step = match Request::decode(opened.message)? {
+                    Request::Join { role, rank, size, epoch, job } => {
+                        Step::Join { role, rank, size, epoch, job }
+                    }
+                    Request::Carry { epoch, job } => Step::Carry { epoch, job },
+                    _ => return Err(Malformed("it does not say who it is")),
                 };
                 let taken = opened.taken;
                 self.input.drain(..taken);
@@ -223,26 +303,27 @@ impl ServerConnection {
                 let Phase::Keyed { from, to } = std::mem::replace(&mut self.phase, Phase::New) else {
                     unreachable!("the phase was matched above");
                 };
-                self.phase = Phase::Proved { from, to, member: None };
-                Ok(Some(Step::Join { role, rank, size, epoch, job }))
+                self.phase = Phase::Proved { from, to, members: Members::Undecided };
+                Ok(Some(step))
             }
-            Phase::Proved { from, member: Some((role, rank)), .. } if self.end.is_none() => {
+            Phase::Proved { from, members, .. } if self.end.is_none() => {
+                if matches!(members, Members::Undecided | Members::Awaited(..)) {
+                    return Ok(None);
+                }
                 let Some(opened) = from.open(&self.input, MAX_REQUEST)? else {
                     return Ok(None);
                 };
-                let (request, taken) = (Request::decode(opened.message)?, opened.taken);
-                let step = match request {
-                    Request::Heartbeat => Step::Nothing,
-                    Request::Goodbye => {
-                        self.end = Some(End::Left);
-                        Step::Nothing
+                let taken = opened.taken;
+                let step = match members {
+                    Members::Carried(ranks) => {
+                        let request = Carried::<Request>::decode(opened.message)?;
+                        carried_step(ranks, request, &mut self.end)?
                     }
-                    Request::Deaf => {
-                        self.end = Some(End::Deaf);
-                        Step::Nothing
+                    Members::One(role, rank) => {
+                        let request = Request::decode(opened.message)?;
+                        own_step(Some((*role, *rank)), request, &mut self.end)?
                     }
-                    Request::Join { .. } => return Err(Malformed("it joins twice")),
-                    request => Step::Ask { role: *role, rank: *rank, request },
+                    Members::Undecided | Members::Awaited(..) => return Ok(None),
                 };
                 self.input.drain(..taken);
                 self.last_received = now;
@@ -252,37 +333,42 @@ impl ServerConnection {
         }
     }
 
-    /// Queues a reply; [`flush`](ServerConnection::flush) sends it.
-    pub fn send(&mut self, reply: &Reply) {
-        if let Phase::Proved { to, .. } = &mut self.phase {
-            let frame = to.seal(&reply.encode());
-            if self.cipher.seal(&frame, &mut self.output).is_err() {
-                self.break_off(End::Broken);
+    /// Queues a reply to its member, or to those that it carries; [`flush`](ServerConnection::flush) sends it.
+    pub fn send(&mut self, ranks: &[u32], reply: Reply) {
+        let Phase::Proved { to, members, .. } = &mut self.phase else {
+            return;
+        };
+        let (bytes, table) = match members {
+            Members::Carried(_) => {
+                let mut carried = Carried { ranks: ranks.to_vec(), message: reply };
+                (carried.encode(), take_table(&mut carried.message))
             }
-            self.last_sent = Instant::now();
+            _ => {
+                let mut reply = reply;
+                (reply.encode(), take_table(&mut reply))
+            }
+        };
+        self.output.push(to.seal(&bytes));
+        if let Some(table) = table {
+            self.output.push_table(table);
         }
+        self.last_sent = Instant::now();
     }
 
-    /// Sends as much as the network takes.
+    /// Sends as much as the network takes and its turn allows.
     pub fn flush(&mut self) {
-        let mut done = 0;
-        while done < self.output.len() {
-            match (&self.stream).write(&self.output[done..]) {
-                Ok(n) => done += n,
-                Err(e) if is_not_now(&e) => break,
-                Err(_) => {
-                    self.break_off(End::Closed);
-                    done = self.output.len();
-                }
-            }
+        if self.output.flush(&self.stream, &mut self.cipher, TURN).is_err() {
+            self.break_off(End::Closed);
         }
-        self.output.drain(..done);
     }
 
     /// Sends a heartbeat if nothing was sent for `interval`.
     pub fn keep_alive(&mut self, now: Instant, interval: Duration) {
-        if self.member().is_some() && now.saturating_duration_since(self.last_sent) >= interval {
-            self.send(&Reply::Heartbeat);
+        if self.is_trusted()
+            && !self.is_awaited()
+            && now.saturating_duration_since(self.last_sent) >= interval
+        {
+            self.send(&[], Reply::Heartbeat);
         }
     }
 
@@ -305,11 +391,11 @@ impl ServerConnection {
 
     /// The next time at which it must be checked without new input.
     pub fn next_deadline(&self, settings: &Settings) -> Instant {
-        match self.member() {
-            Some(_) => {
+        match self.is_trusted() {
+            true => {
                 (self.last_sent + settings.silence / HEARTBEATS).min(self.last_received + settings.silence)
             }
-            None => after(self.phase_began, settings.auth_timeout),
+            false => after(self.phase_began, settings.auth_timeout),
         }
     }
 
@@ -318,7 +404,10 @@ impl ServerConnection {
         let silent = now.saturating_duration_since(self.last_received);
         if self.end.is_some() {
             self.end
-        } else if self.member().is_none() {
+        } else if self.is_awaited() {
+            // It waits for its welcome, and says nothing.
+            None
+        } else if !self.is_trusted() {
             // A client cannot extend this time by sending a byte now and then.
             (now >= after(self.phase_began, settings.auth_timeout)).then_some(End::Broken)
         } else if silent >= settings.silence {
@@ -327,5 +416,49 @@ impl ServerConnection {
             // It is alive but does not read: its replies would fill our memory.
             (self.output.len() > MAX_UNSENT).then_some(End::Broken)
         }
+    }
+}
+
+/// The step for a request of a connection's own: of its member, or of the carrier itself.
+fn own_step(member: Option<(Role, u32)>, request: Request, end: &mut Option<End>) -> Result<Step, Malformed> {
+    match (request, member) {
+        (Request::Heartbeat, _) => {}
+        (Request::Goodbye, _) => *end = Some(End::Left),
+        (Request::Deaf, _) => *end = Some(End::Deaf),
+        (Request::Join { .. } | Request::Carry { .. }, _) => return Err(Malformed("it joins twice")),
+        (Request::Ended { .. }, _) | (_, None) => return Err(Malformed("it carries no such member")),
+        (request, Some((role, rank))) => return Ok(Step::Ask { role, rank, request }),
+    }
+    Ok(Step::Nothing)
+}
+
+/// The step for a request of a member that a connection carries, or of the carrier itself.
+fn carried_step(
+    members: &BTreeSet<u32>,
+    Carried { ranks, message }: Carried<Request>,
+    end: &mut Option<End>,
+) -> Result<Step, Malformed> {
+    let rank = match ranks[..] {
+        [] => return own_step(None, message, end),
+        [rank] => rank,
+        _ => return Err(Malformed("it asks for several members at once")),
+    };
+    match message {
+        Request::Join { rank: joining, role: Role::Rank, size, epoch, job } if joining == rank => {
+            Ok(Step::Join { role: Role::Rank, rank, size, epoch, job })
+        }
+        // A member that was refused may have asked or ended before it knew.
+        _ if !members.contains(&rank) => Ok(Step::Nothing),
+        Request::Ended { end } => Ok(Step::Ended { rank, end }),
+        Request::Join { .. } | Request::Carry { .. } => Err(Malformed("it joins twice")),
+        request => Ok(Step::Ask { role: Role::Rank, rank, request }),
+    }
+}
+
+/// Takes a reply's table out: it is sent beside it.
+fn take_table(reply: &mut Reply) -> Option<Table> {
+    match reply {
+        Reply::All { table, .. } => table.take(),
+        _ => None,
     }
 }

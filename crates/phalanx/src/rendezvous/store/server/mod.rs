@@ -3,18 +3,21 @@
 //! A connection is cut off when it does not prove in time that it knows the token, sends malformed messages,
 //! falls silent, or does not read its replies. The others are only notified which member is lost.
 
+mod above;
 mod connection;
 
 use crate::os::{ThreadMark, Waker, Wire, poll_sockets};
 use crate::rendezvous::store::address::Listeners;
 use crate::rendezvous::store::cipher::Identity;
-use crate::rendezvous::store::namespace::{Namespace, Outbox};
-use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Role};
+use crate::rendezvous::store::client::Carrier;
+use crate::rendezvous::store::namespace::{Letter, Namespace, Outbox};
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Request, Role};
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
 use crate::watch::deadline::after;
 use crate::watch::{Reminder, say_missing};
+use above::Above;
 use connection::{ServerConnection, Step};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, ErrorKind};
@@ -136,12 +139,12 @@ impl Server {
     pub(crate) fn on(listeners: Listeners, token: Token, settings: Settings) -> Result<Server> {
         let bound = listeners.address().map_err(refused("asking for the store's address"))?;
         let listeners = listeners.into_nonblocking().map_err(refused("preparing the store's listener"))?;
-        Server::run(Some(bound), listeners, Vec::new(), token, settings)
+        Server::run(Some(bound), listeners, Vec::new(), token, settings, None)
     }
 
     /// Serves only the given connections, each with its name for messages.
     pub(crate) fn over(wires: Vec<(String, Wire)>, token: Token, settings: Settings) -> Result<Server> {
-        Server::run(None, Vec::new(), wires, token, settings)
+        Server::run(None, Vec::new(), wires, token, settings, None)
     }
 
     fn run(
@@ -150,6 +153,7 @@ impl Server {
         wires: Vec<(String, Wire)>,
         token: Token,
         settings: Settings,
+        above: Option<Carrier>,
     ) -> Result<Server> {
         let waker = Arc::new(Waker::new().map_err(refused("preparing the store's thread"))?);
         let identity = settings.encrypted.then(Identity::new).transpose();
@@ -160,6 +164,7 @@ impl Server {
             waker: waker.clone(),
             commands: received,
             token,
+            above,
             identity,
             ranks: Namespace::new(Role::Rank, settings.ranks, settings.ranks_job.clone()),
             nodes: Namespace::new(Role::Node, settings.nodes, settings.nodes_job.clone()),
@@ -242,6 +247,8 @@ struct Service {
     waker: Arc<Waker>,
     commands: Receiver<Command>,
     token: Token,
+    /// The connection to the job's store, if this server passes on.
+    above: Option<Carrier>,
     /// The TLS key, if the job encrypts.
     identity: Option<Identity>,
     settings: Settings,
@@ -279,6 +286,12 @@ impl Service {
                 }
             }
             self.serve(ready, now);
+            match self.hear_above() {
+                Above::Goes => {}
+                Above::Left => return self.stop(),
+                // Its members find their connections closed, as those of the store itself would.
+                Above::Lost => return,
+            }
             self.accept(now);
             for role in [Role::Rank, Role::Node] {
                 let mut out = Vec::new();
@@ -352,12 +365,14 @@ impl Service {
     fn wait(&self) -> Vec<u64> {
         let now = Instant::now();
         let namespaces = [self.ranks.next_deadline(), self.nodes.next_deadline()];
-        let connections =
-            self.connections.values().map(|connection| connection.next_deadline(&self.settings));
-        let next = namespaces.into_iter().flatten().chain(connections).min();
+        let connections = self.connections.values().filter(|connection| !connection.is_awaited());
+        let connections = connections.map(|connection| connection.next_deadline(&self.settings));
+        let above = self.above.as_ref().map(|_| now + self.settings.silence);
+        let next = namespaces.into_iter().flatten().chain(connections).chain(above).min();
         // With a connection to watch, poll eight times per silence.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
-        let streams: Vec<_> = self.connections.values().map(ServerConnection::interest).collect();
+        let mut streams: Vec<_> = self.connections.values().map(ServerConnection::interest).collect();
+        streams.extend(self.above.as_ref().map(Carrier::interest));
         let ready = poll_sockets(&self.listeners, &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
     }
@@ -408,7 +423,7 @@ impl Service {
 
     /// The oldest connection that has not proved that it belongs to the job, and the number of these.
     fn strangers(&self) -> (Option<u64>, usize) {
-        let mut strangers = self.connections.iter().filter(|(_, connection)| connection.member().is_none());
+        let mut strangers = self.connections.iter().filter(|(_, connection)| !connection.is_trusted());
         let oldest = strangers.next().map(|(id, _)| *id);
         (oldest, oldest.map_or(0, |_| 1 + strangers.count()))
     }
@@ -447,8 +462,26 @@ impl Service {
             match connection.next_step(&self.token, now) {
                 Step::Nothing => return,
                 Step::Join { role, rank, size, epoch, job } => {
+                    if self.above.is_some() {
+                        let join = Request::Join { role, rank, size, epoch, job };
+                        if let Some(problem) = self.ask_above(id, role, rank, join) {
+                            self.answer_join(id, role, rank, Err(problem));
+                        }
+                        return;
+                    }
                     let outcome = self.admit(role, rank, size, epoch, &job);
                     self.answer_join(id, role, rank, outcome);
+                }
+                Step::Carry { epoch, job } => self.admit_carrier(id, epoch, &job),
+                Step::Ended { rank, end } => {
+                    if connection.forget(rank) {
+                        self.end_member(Role::Rank, rank, end);
+                    }
+                }
+                Step::Ask { role: _, rank, request } if self.above.is_some() => {
+                    if let Some(above) = &mut self.above {
+                        above.post(rank, request);
+                    }
                 }
                 Step::Ask { role, rank, request } => {
                     let mut out = Vec::new();
@@ -459,6 +492,37 @@ impl Service {
         }
     }
 
+    /// Lets a connection carry the ranks of a host, or refuses it.
+    fn admit_carrier(&mut self, id: u64, epoch: u32, job: &str) {
+        let current = self.settings.epoch;
+        let problem = match self.above {
+            Some(_) => Err("this store is for the ranks of a host".to_owned()),
+            None if epoch != current => {
+                Err(format!("its ranks are of epoch {epoch}, and the job is in epoch {current}"))
+            }
+            None => self.ranks.check_job("a host's launcher", job),
+        };
+        let welcome = self.welcome();
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        match problem {
+            Ok(()) => {
+                connection.send(&[], welcome);
+                connection.carry();
+            }
+            Err(reason) => {
+                connection.send(&[], Reply::Refused { id: 0, reason: reason.clone() });
+                connection.cut_off(reason);
+            }
+        }
+    }
+
+    fn welcome(&self) -> Reply {
+        let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
+        Reply::Welcome { silence, thread: self.thread.clone() }
+    }
+
     /// Takes a member in, or says why not.
     fn admit(&mut self, role: Role, rank: u32, size: u32, epoch: u32, job: &str) -> StdResult<(), String> {
         let current = self.settings.epoch;
@@ -466,7 +530,8 @@ impl Service {
             return Err(format!("rank {rank} is of epoch {epoch}, and the job is in epoch {current}"));
         }
         // The members of another job do no harm: those of this one may still come.
-        self.namespace(role).check_job(rank, job)?;
+        let client = format!("{} {rank}", role.name());
+        self.namespace(role).check_job(&client, job)?;
         let mut out = Vec::new();
         let outcome = self.namespace(role).join(rank, size, job, &mut out);
         self.deliver(role, out);
@@ -475,89 +540,138 @@ impl Service {
 
     fn answer_join(&mut self, id: u64, role: Role, rank: u32, outcome: StdResult<(), String>) {
         let mut out = Vec::new();
+        let welcome = self.welcome();
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         match outcome {
             Ok(()) => {
                 self.members.insert((role, rank), id);
-                let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
                 connection.admit(role, rank);
-                connection.send(&Reply::Welcome { silence, thread: self.thread.clone() });
+                connection.send(&[rank], welcome);
                 // Notify it of members lost before it joined.
-                let lost: Vec<_> = self.namespace(role).lost().collect();
-                out.extend(lost.into_iter().map(|(lost, end)| (rank, Reply::Lost { rank: lost, end })));
+                let lost = self.namespace(role).lost();
+                out.extend(lost.map(|(lost, end)| Letter::to(rank, Reply::Lost { rank: lost, end })));
             }
             Err(reason) => {
-                connection.send(&Reply::Refused { id: 0, reason: reason.clone() });
-                connection.cut_off(reason);
+                connection.send(&[rank], Reply::Refused { id: 0, reason: reason.clone() });
+                if !connection.carries() {
+                    connection.cut_off(reason);
+                }
             }
         }
         self.deliver(role, out);
     }
 
-    /// Queues replies. While there are many, the members without one hear that the store is alive.
+    /// Queues replies, each once for every connection. While there are many, the members without one hear that the store is alive.
     fn deliver(&mut self, role: Role, out: Outbox) {
         let longest = self.settings.silence / ROUNDS_OF_SILENCE;
         let mut began = Instant::now();
-        for (rank, reply) in out {
-            if began.elapsed() >= longest {
-                began = Instant::now();
-                self.show_life(began);
-                self.flush();
-            }
-            let id = self.members.get(&(role, rank));
-            if let Some(connection) = id.and_then(|id| self.connections.get_mut(id)) {
-                connection.send(&reply);
+        for letter in out {
+            for (id, places) in self.connections_of(role, &letter.to) {
+                if began.elapsed() >= longest {
+                    began = Instant::now();
+                    self.show_life(began);
+                    self.flush();
+                }
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    let ranks: Vec<u32> = places.iter().map(|place| letter.to[*place]).collect();
+                    connection.send(&ranks, letter.reply.for_some(&places));
+                }
             }
         }
+    }
+
+    /// The connections of some members, each with their places in `ranks`.
+    fn connections_of(&self, role: Role, ranks: &[u32]) -> BTreeMap<u64, Vec<usize>> {
+        let mut found = BTreeMap::<u64, Vec<usize>>::new();
+        for (place, rank) in ranks.iter().enumerate() {
+            if let Some(id) = self.members.get(&(role, *rank)) {
+                found.entry(*id).or_default().push(place);
+            }
+        }
+        found
     }
 
     /// Removes the connections that have ended or must end. Notifying the others may end more.
     fn sweep(&mut self, now: Instant) {
         loop {
-            let doomed = self.connections.iter().find_map(|(id, connection)| {
-                connection.reason_to_end(now, &self.settings).map(|end| (*id, connection.member(), end))
+            let doomed = self.connections.iter().filter_map(|(id, connection)| {
+                connection.reason_to_end(now, &self.settings).map(|end| (*id, connection.members(), end))
             });
-            let Some((id, member, end)) = doomed else {
+            let doomed: Vec<_> = doomed.collect();
+            if doomed.is_empty() {
                 return;
-            };
-            if let Some((role, rank)) = member {
-                if end != End::Left {
-                    crate::os::log::warn!("{} {rank} is lost: {end}", role.name());
-                }
-                let mut out = Vec::new();
-                self.namespace(role).ended(rank, end, &mut out);
-                self.deliver(role, out);
-                self.flush();
-                self.members.remove(&(role, rank));
             }
-            let removed = self.connections.remove(&id);
-            let fault = removed.as_ref().and_then(|gone| Some((gone.peer(), gone.fault()?)));
-            match fault {
-                Some((peer, why)) if member.is_none() => self.say_turned_away(peer, why),
-                Some((peer, why)) => crate::os::log::warn!("{peer} is cut off by the store: {why}"),
-                None => {}
+            // None of them hears of the others: where all end at once, that would be all of all.
+            for member in doomed.iter().flat_map(|(_, members, _)| members) {
+                self.members.remove(member);
+            }
+            for (id, members, end) in doomed {
+                self.end_connection(id, members, end);
             }
         }
+    }
+
+    fn end_connection(&mut self, id: u64, members: Vec<(Role, u32)>, end: End) {
+        let is_stranger = members.is_empty();
+        let carries = self.connections.get(&id).is_some_and(ServerConnection::carries);
+        for (role, rank) in members {
+            // A carrier that leaves lets those down whom it still has.
+            let end = if carries && end == End::Left { End::Closed } else { end };
+            self.end_member(role, rank, end);
+        }
+        let removed = self.connections.remove(&id);
+        let fault = removed.as_ref().and_then(|gone| Some((gone.peer(), gone.fault()?)));
+        match fault {
+            Some((peer, why)) if is_stranger => self.say_turned_away(peer, why),
+            Some((peer, why)) => crate::os::log::warn!("{peer} is cut off by the store: {why}"),
+            None => {}
+        }
+    }
+
+    /// Records the end of a member, and notifies the others.
+    fn end_member(&mut self, role: Role, rank: u32, end: End) {
+        if self.above.is_some() {
+            self.members.remove(&(role, rank));
+            return self.end_above(rank, end);
+        }
+        if end != End::Left {
+            crate::os::log::warn!("{} {rank} is lost: {end}", role.name());
+        }
+        let mut out = Vec::new();
+        self.namespace(role).ended(rank, end, &mut out);
+        self.deliver(role, out);
+        self.flush();
+        self.members.remove(&(role, rank));
     }
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.settings.epoch = epoch;
         self.ranks = Namespace::new(Role::Rank, self.settings.ranks, self.settings.ranks_job.clone());
         self.members.retain(|(role, _), _| *role != Role::Rank);
-        self.connections.retain(|_, connection| !matches!(connection.member(), Some((Role::Rank, _))));
+        let is_old = |connection: &ServerConnection| {
+            connection.carries() || connection.members().iter().any(|(role, _)| *role == Role::Rank)
+        };
+        for connection in self.connections.values_mut().filter(|connection| connection.carries()) {
+            connection.send(&[], Reply::Goodbye);
+            connection.flush();
+        }
+        self.connections.retain(|_, connection| !is_old(connection));
     }
 
     fn stop(mut self) {
-        for connection in self.connections.values_mut().filter(|c| c.member().is_some()) {
-            connection.send(&Reply::Goodbye);
+        for connection in self.connections.values_mut().filter(|c| c.is_trusted()) {
+            connection.send(&[], Reply::Goodbye);
         }
         self.flush();
         let until = Instant::now() + FLUSH_TIMEOUT;
         while Instant::now() < until && self.connections.values().any(|c| c.interest().1) {
             std::thread::sleep(Duration::from_millis(5));
             self.flush();
+        }
+        if let Some(above) = self.above.take() {
+            above.leave();
         }
     }
 }
