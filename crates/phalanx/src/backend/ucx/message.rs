@@ -50,7 +50,7 @@ enum Route {
 
 impl Route {
     fn of(id: OperationId) -> Route {
-        if id.0 % 2 == 0 { Route::Network(id.0 / 2) } else { Route::Host(OperationId(id.0 / 2)) }
+        if id.0.is_multiple_of(2) { Route::Network(id.0 / 2) } else { Route::Host(OperationId(id.0 / 2)) }
     }
 
     fn id(self) -> OperationId {
