@@ -123,7 +123,8 @@ mod tests {
             for (place, (term, _)) in times.iter().enumerate() {
                 // Numbers without a pattern, from 0 to 96, and bytes in thousands.
                 let number = (seed * 37 + place * 53 + seed * seed * (place + 3)) % 97;
-                terms[*term as usize] = (number * if *term as usize % 2 == 0 { 1 } else { 1000 }) as f64;
+                terms[*term as usize] =
+                    (number * if (*term as usize).is_multiple_of(2) { 1 } else { 1000 }) as f64;
             }
             terms[Term::Call as usize] = 1.0;
             let time = times.iter().map(|(term, time)| terms[*term as usize] * time).sum();

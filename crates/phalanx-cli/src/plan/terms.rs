@@ -189,11 +189,15 @@ mod tests {
     #[test]
     fn ranks_of_a_host_share_its_connection() {
         let place = Placement { hosts: 2, ..ROOMY };
-        let work = of(BackendKind::Ucx, "all_gather", 1000, place);
+        let work = of(BackendKind::Ucx, "all_to_all", 1000, place);
         // Each of the two ranks of a host sends to two ranks of the other, and receives from them.
         assert_eq!((work.switch.waits, work.switch.messages), (1.0, count(4, 16)));
         assert_eq!(work.switch.bytes, count(4000, 8000));
         assert_eq!((work.host.messages, work.host.bytes), (count(2, 8), count(1000, 4000)));
+        // The leaders exchange what their hosts have.
+        let by_host = of(BackendKind::Ucx, "all_gather", 1000, place);
+        assert_eq!((by_host.algorithm, by_host.switch.messages), ("by host", count(2, 4)));
+        assert_eq!(by_host.switch.bytes, count(2000, 4000));
         let tree = of(BackendKind::Ucx, "broadcast", 8, Placement { ranks: 8, hosts: 8, ..ROOMY });
         assert_eq!((tree.algorithm, tree.switch.waits, tree.switch.messages.most), ("tree", 3.0, 6.0));
     }

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 /// How much of the suite a sample is: Python loads PyTorch several times for each of these.
 #[cfg(target_os = "linux")]
-const SHARES: &[Share] = &[("torchrun/real/", 3)];
+const SHARES: &[Share] = &[("torchrun/real/", 3), ("hosts/", 2)];
 
 /// A Slurm on hosts of its own is started for some of these; others load PyTorch, or wait for time limits.
 #[cfg(target_os = "linux")]

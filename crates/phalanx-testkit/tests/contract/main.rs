@@ -61,6 +61,7 @@ const SHARES: &[Share] = &[
     ("mpi/", 16),
     ("nccl/", 8),
     ("nvshmem/", 4),
+    ("ucx/hosts/", 12),
     ("ucx/", 8),
     ("_v/", 4),
     ("/programs/", 2),

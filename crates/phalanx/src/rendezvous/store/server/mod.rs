@@ -603,7 +603,7 @@ impl Service {
             if doomed.is_empty() {
                 return;
             }
-            // None of them hears of the others: where all end at once, that would be all of all.
+            // Each hears of its own end and not of the others': where all end at once, that would be all of all.
             for member in doomed.iter().flat_map(|(_, members, _)| members) {
                 self.members.remove(member);
             }
@@ -619,6 +619,7 @@ impl Service {
         for (role, rank) in members {
             // A carrier that leaves lets those down whom it still has.
             let end = if carries && end == End::Left { End::Closed } else { end };
+            self.members.insert((role, rank), id);
             self.end_member(role, rank, end);
         }
         let removed = self.connections.remove(&id);
