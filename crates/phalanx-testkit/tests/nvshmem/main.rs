@@ -46,9 +46,9 @@ fn main() -> ExitCode {
 const SHARES: &[phalanx_testkit::suite::Share] = &[
     ("one_sided/strided", 8),
     ("one_sided/large", 4),
-    ("collectives/reductions", 4),
+    ("collectives/reductions", 8),
     ("collectives/of_a_part", 2),
-    ("backend/", 4),
+    ("backend/", 8),
     ("failures/init", 3),
     ("library/", 1),
     ("mpirun/", 1),
