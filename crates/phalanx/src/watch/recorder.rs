@@ -268,15 +268,8 @@ impl Recorder {
         let slot = self.slot(number);
         slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
         set_state(slot, State::Started);
-        let code = slot.head.load(Ordering::Relaxed) as u8;
-        if let Some(counters) = &self.counters {
-            counters.called_again(code);
-        }
-        if let (Some(ranges), Some(operation)) = (&self.ranges, Operation::from_code(code)) {
-            let (dtype, count) = (slot.head.load(Ordering::Relaxed) >> 8, slot.count.load(Ordering::Relaxed));
-            let bytes =
-                DType::decode(dtype as u8, count).map_or(0, |(dtype, count)| count * dtype.size() as u64);
-            ranges.begin(number, operation, bytes);
+        if self.counters.is_some() || self.ranges.is_some() {
+            self.announce_again(number, slot);
         }
         true
     }
@@ -322,6 +315,20 @@ impl Recorder {
         }
         if let Some(ranges) = &self.ranges {
             ranges.begin(self.made() + 1, operation, bytes as u64);
+        }
+    }
+
+    /// Tells those who want to know that this record's operation is called again.
+    #[cold]
+    fn announce_again(&self, number: u64, slot: &Slot) {
+        let head = slot.head.load(Ordering::Relaxed);
+        if let Some(counters) = &self.counters {
+            counters.called_again(head as u8);
+        }
+        if let (Some(ranges), Some(operation)) = (&self.ranges, Operation::from_code(head as u8)) {
+            let decoded = DType::decode((head >> 8) as u8, slot.count.load(Ordering::Relaxed));
+            let bytes = decoded.map_or(0, |(dtype, count)| count * dtype.size() as u64);
+            ranges.begin(number, operation, bytes);
         }
     }
 
