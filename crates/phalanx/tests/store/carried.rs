@@ -111,6 +111,22 @@ fn carried_ranks_are_heard_of_and_learn_that_the_store_has_ended() {
 }
 
 #[test]
+fn a_launcher_that_speaks_before_it_has_read_the_goodbye_still_reads_it() {
+    let (store, above) = server(Settings::default());
+    let mut carrier = Carrier::connect(&above, PATIENCE).unwrap();
+    drop(store);
+    // The store's host answers the first with a reset; the second cannot be sent.
+    for _ in 0..2 {
+        carrier.post(0, Request::Heartbeat);
+        let _ = carrier.flush();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    carrier.post(0, Request::Heartbeat);
+    let last = carrier.receive().unwrap();
+    assert!(matches!(last[..], [Carried { message: Reply::Goodbye, .. }]), "it has ended in good order");
+}
+
+#[test]
 fn strangers_are_turned_away_by_a_launcher_too() {
     let (_store, above) = server(Settings::default());
     let (_host, place) = host(&above, 1, Settings::default());

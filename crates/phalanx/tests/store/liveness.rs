@@ -2,7 +2,8 @@
 
 use super::proxy::Proxy;
 use super::{PATIENCE, SILENCE, at, bootstrap_error, connect, eventually, for_each, server};
-use phalanx::internal::store::{Host, Settings, Store};
+use phalanx::internal::store::{Host, Lost, Settings, Store, Subscriber};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// By when a loss must be known to all: 2 s, and 1 s for a machine that has other things to do.
@@ -161,4 +162,35 @@ fn a_fork_neither_speaks_nor_leaves_for_its_parent() {
     assert_eq!((waited, status), (child, 0));
     store.set("k", b"of the parent", PATIENCE).unwrap();
     assert_eq!(store.lost(), []);
+}
+
+/// Holds up the thread that receives, from its first message until the test lets it go.
+struct Busy(Barrier);
+
+impl Subscriber for Busy {
+    fn on_message(&self, _: usize, _: &[u8]) {
+        self.0.wait();
+        self.0.wait();
+    }
+
+    fn on_loss(&self, _: &[Lost], _: bool) {}
+}
+
+#[test]
+fn a_rank_that_speaks_before_it_has_read_the_goodbye_still_reads_it() {
+    let (server, rendezvous) = server(Settings::default());
+    let rank = connect(&rendezvous, 0, 1);
+    let busy = Arc::new(Busy(Barrier::new(2)));
+    rank.set_subscriber(busy.clone());
+    rank.send(&[0], b"first").unwrap();
+    busy.0.wait();
+    drop(server);
+    // The store's host answers the first with a reset; the second cannot be sent.
+    for _ in 0..2 {
+        let _ = rank.send(&[0], b"too late");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    busy.0.wait();
+    eventually("the end", || rank.has_ended());
+    assert!(rank.lost().is_empty(), "it has ended in good order: {:?}", rank.lost());
 }

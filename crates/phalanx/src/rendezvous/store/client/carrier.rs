@@ -90,7 +90,8 @@ impl Carrier {
     pub fn receive(&mut self) -> io::Result<Vec<Carried<Reply>>> {
         let mut replies = self.complete()?;
         if replies.is_empty() {
-            self.flush()?;
+            // A connection on which nothing can be sent has ended. Reading says so, behind what the store said last: its goodbye, perhaps.
+            let _ = self.flush();
             match (&self.stream).read(&mut self.buffer) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(n) => {
@@ -132,7 +133,8 @@ impl Carrier {
         if self.last_sent.elapsed() >= self.silence / HEARTBEATS {
             self.queue(Vec::new(), Request::Heartbeat);
         }
-        self.flush()
+        let _ = self.flush();
+        Ok(())
     }
 
     /// Says goodbye.

@@ -57,6 +57,8 @@ struct Sender {
     cipher: Cipher,
     key: Key,
     last: Instant,
+    /// Why nothing can be sent any more.
+    failure: Option<std::io::Error>,
 }
 
 #[derive(Default)]
@@ -89,7 +91,7 @@ impl Link {
             rendezvous: rendezvous.clone(),
             silence,
             stream,
-            sender: Mutex::new(Sender { cipher, key: to, last: Instant::now() }),
+            sender: Mutex::new(Sender { cipher, key: to, last: Instant::now(), failure: None }),
             state: Mutex::default(),
             changed: Condvar::new(),
             lost: AtomicUsize::new(0),
@@ -252,15 +254,25 @@ impl Link {
 
     fn send(&self, request: &Request) {
         let mut sender = lock(&self.sender);
+        if sender.failure.is_some() {
+            return;
+        }
         let frame = sender.key.seal(&request.encode());
         let mut wire = Vec::new();
         let sent = sender.cipher.seal(&frame, &mut wire).and_then(|()| (&self.stream).write_all(&wire));
-        // A part of a frame may be out: nothing can follow it.
+        sender.last = Instant::now();
+        // A part of a frame may be out: nothing can follow it. The thread still reads what the store said last, perhaps its goodbye.
         if let Err(e) = sent {
-            drop(sender);
-            self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);
-        } else {
-            sender.last = Instant::now();
+            sender.failure = Some(e);
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Why the connection has ended, once there is nothing to read.
+    fn why_closed(&self) -> String {
+        match &lock(&self.sender).failure {
+            Some(e) => format!("the connection has failed ({e})"),
+            None => "it closed the connection".to_owned(),
         }
     }
 
@@ -295,7 +307,7 @@ impl Link {
             let left = self.silence.saturating_sub(last_received.elapsed()).min(interval);
             let _ = stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
             match (&stream).read(&mut bytes) {
-                Ok(0) => return self.ended("it closed the connection", PeerEvent::Died),
+                Ok(0) => return self.ended(&self.why_closed(), PeerEvent::Died),
                 Ok(n) => {
                     if let Err(e) = self.decipher(&bytes[..n], incoming.input()) {
                         return self.ended(&format!("the connection has failed ({e})"), PeerEvent::Died);

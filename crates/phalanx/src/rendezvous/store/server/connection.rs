@@ -15,6 +15,7 @@ use crate::rendezvous::store::token::Token;
 use crate::watch::deadline::after;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 /// Most bytes queued for a member that does not read: two of the longest exchanges.
@@ -359,6 +360,19 @@ impl ServerConnection {
     pub fn flush(&mut self) {
         if self.output.flush(&self.stream, &mut self.cipher, TURN).is_err() {
             self.break_off(End::Closed);
+        }
+    }
+
+    /// Sends the rest of what is queued and nothing more; whether its member has closed the connection, too.
+    pub fn is_finished(&mut self) -> bool {
+        self.flush();
+        if self.output.is_empty() {
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        let mut unread = [0; 16 << 10];
+        match (&self.stream).read(&mut unread) {
+            Ok(n) => n == 0,
+            Err(e) => !is_not_now(&e),
         }
     }
 

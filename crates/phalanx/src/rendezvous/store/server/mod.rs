@@ -95,7 +95,7 @@ const MAX_ACCEPTED: usize = 32;
 const ROUNDS_OF_SILENCE: u32 = 16;
 /// Most connections of which it says that it has turned them away: strangers must not fill the log.
 const MAX_TURNED_AWAY: usize = 16;
-/// Bound on sending the last replies at shutdown.
+/// Bound on sending the last replies at shutdown, and on waiting for members to close their connections.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A store that runs until it is dropped.
@@ -662,14 +662,18 @@ impl Service {
     }
 
     fn stop(mut self) {
-        for connection in self.connections.values_mut().filter(|c| c.is_trusted()) {
+        self.connections.retain(|_, connection| connection.is_trusted());
+        for connection in self.connections.values_mut() {
             connection.send(&[], Reply::Goodbye);
         }
-        self.flush();
+        // Closing a socket with unread bytes would discard the goodbye: each member closes its own first.
         let until = Instant::now() + FLUSH_TIMEOUT;
-        while Instant::now() < until && self.connections.values().any(|c| c.interest().1) {
-            std::thread::sleep(Duration::from_millis(5));
-            self.flush();
+        loop {
+            self.connections.retain(|_, connection| !connection.is_finished());
+            if self.connections.is_empty() || Instant::now() >= until {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
         if let Some(above) = self.above.take() {
             above.leave();
