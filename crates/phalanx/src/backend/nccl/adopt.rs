@@ -5,7 +5,6 @@ use super::init::{CommOrigin, Foreign};
 use super::join::agree;
 use crate::contract::{Backend, Call, Operation};
 use crate::control::host_channel::HostChannel;
-use crate::os::RunInstant;
 use crate::types::error::{Error, Result, UsageError};
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::ffi::c_int;
@@ -18,9 +17,7 @@ impl NcclComm {
     pub(crate) unsafe fn duplicate_of(&self, handle: ncclComm_t) -> Result<NcclComm> {
         let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
-        unsafe { self.prepare(&call) }?;
-        parent.check_awake(call.operation)?;
-        let ((announced, _), since) = (parent.next_collective(&call, false), RunInstant::now());
+        let (announced, since) = unsafe { self.begin_split(&call) }?;
         let split = |channel: &dyn HostChannel| {
             // SAFETY: the caller's contract.
             unsafe { channel.split_channel(Some(0), self.rank() as i64) }

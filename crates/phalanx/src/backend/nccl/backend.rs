@@ -8,6 +8,7 @@ use crate::contract::hosts::HostTopology;
 use crate::contract::{
     Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, StreamSyncOps, Transfer,
 };
+use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
 use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
@@ -158,9 +159,7 @@ impl Backend for NcclComm {
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
-        unsafe { self.prepare(&call) }?;
-        parent.check_awake(call.operation)?;
-        let ((announced, _), since) = (parent.next_collective(&call, false), RunInstant::now());
+        let (announced, since) = unsafe { self.begin_split(&call) }?;
         // SAFETY: the caller's contract.
         let channel =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel(color, key) })?;
@@ -178,9 +177,7 @@ impl Backend for NcclComm {
     unsafe fn split_grid(&self, grid: &RankGrid<'_>) -> Result<Vec<Box<dyn Backend>>> {
         let (parent, call) = (&self.communicator, grid.call());
         // SAFETY: the caller's contract.
-        unsafe { self.prepare(&call) }?;
-        parent.check_awake(call.operation)?;
-        let ((announced, _), since) = (parent.next_collective(&call, false), RunInstant::now());
+        let (announced, since) = unsafe { self.begin_split(&call) }?;
         // SAFETY: the caller's contract.
         let channels =
             self.on_host_channel(&announced, |channel| unsafe { channel.split_channel_grid(grid) })?;
@@ -260,6 +257,18 @@ impl Backend for NcclComm {
 }
 
 impl NcclComm {
+    /// Announces a call that makes communicators of this one's ranks; and when it began.
+    ///
+    /// # Safety
+    /// As for [`Backend::split`].
+    pub(super) unsafe fn begin_split(&self, call: &Call<'_>) -> Result<(AnnouncedCall, RunInstant)> {
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(call) }?;
+        self.communicator.check_awake(call.operation)?;
+        let (announced, _) = self.communicator.next_collective(call, false);
+        Ok((announced, RunInstant::now()))
+    }
+
     /// The communicator of a part's channel, split off this one.
     fn part(&self, channel: Box<dyn HostChannel>) -> Result<NcclComm> {
         let parent = &self.communicator;
