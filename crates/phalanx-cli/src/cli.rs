@@ -23,6 +23,8 @@ pub enum Command {
     #[command(name = crate::launch::guard::SUBCOMMAND, hide = true)]
     Guard,
     Trace(crate::trace::options::TraceArgs),
+    Completions(crate::manual::CompletionsArgs),
+    Manual(crate::manual::ManualArgs),
 }
 
 const EXAMPLES: &str = "\

@@ -18,6 +18,7 @@ mod launch;
 mod launch;
 mod log;
 mod machine;
+mod manual;
 mod parse;
 mod perf;
 mod picture;
@@ -51,6 +52,8 @@ pub fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Guard => Ok(launch::guard::run()),
         Command::Trace(args) => trace::run(&args),
+        Command::Completions(args) => manual::complete(&args),
+        Command::Manual(args) => manual::write(&args),
     });
     result.unwrap_or_else(|error| {
         if exit::is_usage(&error) {

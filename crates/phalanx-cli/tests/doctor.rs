@@ -34,6 +34,26 @@ fn a_summary_says_what_works_what_is_missing_and_whether_that_matters() {
     assert_eq!(summary(&said).iter().filter(|line| line.starts_with("  FAILED")).count(), 0);
 }
 
+#[test]
+fn an_object_has_all_that_the_text_has() {
+    let said = say(without_gpus(without_mpi(phalanx("doctor --json"))));
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    let object: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!((&object["failed"], &object["version"]), (&0.into(), &env!("CARGO_PKG_VERSION").into()));
+    assert!(object["verdict"].as_str().unwrap().starts_with("Works: ranks on this host"), "{object}");
+    let status = |name: &str| {
+        let findings = object["findings"].as_array().unwrap();
+        findings.iter().find(|finding| finding["name"] == name).map(|finding| finding["status"].clone())
+    };
+    assert_eq!(status("all_reduce, 2 processes"), Some("ok".into()));
+    assert_eq!(status("NVIDIA GPUs"), Some("missing".into()));
+    let text = say(without_gpus(without_mpi(phalanx("doctor -v")))).stdout;
+    for section in object["sections"].as_array().unwrap() {
+        let heading = section["heading"].as_str().unwrap();
+        assert!(text.contains(heading) && !section["lines"].as_array().unwrap().is_empty(), "{section}");
+    }
+}
+
 /// A filter of system calls, as containers have them, refuses these with EPERM.
 #[test]
 fn what_a_filter_of_system_calls_refuses_is_found_by_trying_it() {

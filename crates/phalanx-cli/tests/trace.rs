@@ -211,3 +211,70 @@ fn ten_thousand_ranks_are_folded_by_host() {
     assert!(picture.contains("h0 ×8") && picture.contains("rank 4321") && picture.len() < 1 << 20);
     assert!(took < std::time::Duration::from_secs(30), "{took:?}");
 }
+
+/// The data in a page.
+fn data_of(page: &str) -> Value {
+    let (_, data) = page.split_once("<script id=\"data\" type=\"application/json\">").unwrap();
+    serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn a_page_for_a_browser_has_all_that_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.html");
+    let records = format!("{}/tests/trace/timeout", env!("CARGO_MANIFEST_DIR"));
+    let said = say(phalanx(&format!("trace {records} --html {}", file.display())));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let page = std::fs::read_to_string(&file).unwrap();
+    for outside in ["src=", "href=", "@import", "url(", "fetch("] {
+        assert!(!page.contains(outside), "it needs nothing else: {outside}");
+    }
+    let data = data_of(&page);
+    assert_eq!(data["summary"].as_str().unwrap(), said.stdout);
+    let communicator = &data["communicators"][0];
+    let verdict = communicator["findings"][0][0].as_str().unwrap();
+    assert!(said.stdout.contains(verdict) && verdict.ends_with("missing"), "{verdict}");
+    let rows = communicator["rows"].as_array().unwrap();
+    assert_eq!(rows.len() as u64, communicator["ranks"].as_u64().unwrap());
+    let at_fault: Vec<&str> =
+        rows.iter().filter(|row| row["fault"] == true).map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(at_fault, [verdict.split(':').next().unwrap().to_lowercase()]);
+    let bars: Vec<&Value> = rows.iter().flat_map(|row| row["bars"].as_array().unwrap()).collect();
+    assert!(!bars.is_empty() && bars.iter().all(|bar| bar["end"].as_f64() >= bar["begin"].as_f64()));
+}
+
+#[test]
+fn a_page_says_who_waited_for_whom() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.html");
+    let records = format!("{}/tests/trace/slower", env!("CARGO_MANIFEST_DIR"));
+    say(phalanx(&format!("trace {records} --html {}", file.display())));
+    let data = data_of(&std::fs::read_to_string(&file).unwrap());
+    let waits = data["communicators"][0]["waits"].as_array().unwrap();
+    // As the summary says: rank 1 came last to 20 of 20, and the others waited 79.2 ms for it alone.
+    assert_eq!((&waits[1]["rank"], &waits[1]["last"]), (&1.into(), &20.into()));
+    assert!(
+        (waits[1]["cost"].as_f64().unwrap() - 79.2).abs() < 0.1 && waits[1]["waited"] == 0.0,
+        "{waits:?}"
+    );
+    assert!(waits[0]["waited"].as_f64() >= waits[1]["cost"].as_f64() && waits[0]["cost"] == 0.0, "{waits:?}");
+}
+
+/// A record's texts are a program's: they must not become part of the page.
+#[test]
+fn a_page_shows_hostile_names_as_text() {
+    const NAME: &str = "</script><script>alert(1)</script>";
+    let folder = tempfile::tempdir().unwrap();
+    let records = format!("{}/tests/trace/timeout", env!("CARGO_MANIFEST_DIR"));
+    for entry in std::fs::read_dir(records).unwrap().map(Result::unwrap) {
+        let mut record: Value = serde_json::from_slice(&std::fs::read(entry.path()).unwrap()).unwrap();
+        record["communicator"] = NAME.into();
+        std::fs::write(folder.path().join(entry.file_name()), record.to_string()).unwrap();
+    }
+    let file = folder.path().join("trace.html");
+    let said = say(phalanx(&format!("trace {} --html {}", folder.path().display(), file.display())));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(!page.contains(NAME));
+    assert_eq!(data_of(&page)["communicators"][0]["name"], NAME);
+}

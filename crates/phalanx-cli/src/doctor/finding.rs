@@ -1,9 +1,11 @@
 //! Lines of the summary: what works, what is missing, and whether that matters.
 
+use serde::Serialize;
 use std::fmt;
 
 /// How it is with a part of the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Status {
     Ok,
     /// It works, and takes longer than it could.
@@ -14,7 +16,7 @@ pub enum Status {
 }
 
 /// A part of the machine, and how it is with it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub status: Status,
     pub name: String,

@@ -2,7 +2,7 @@
 //! communication on it.
 //!
 //! The summary has a line for each part (`finding.rs`). With `-v` the details stand above it, in sections, so that
-//! the reason of a failure comes before it.
+//! the reason of a failure comes before it. `report.rs` prints both, or makes an object of them.
 //!
 //! Facts about GPUs come from a process of its own: `survey.rs` starts it and reads its lines; `answers.rs`,
 //! `gpus.rs` and `libraries.rs` run in it, and `facts.rs` has the form of a line.
@@ -19,6 +19,7 @@ mod libraries;
 pub mod options;
 #[cfg(target_os = "linux")]
 mod reading;
+mod report;
 mod section;
 mod survey;
 mod system;
@@ -29,7 +30,7 @@ use anyhow::Result;
 use finding::{Finding, Status};
 use launcher::Start;
 use options::{DoctorArgs, Role};
-use std::io::{self, Write};
+use report::Report;
 use std::process::ExitCode;
 use survey::Survey;
 use trial::Trial;
@@ -50,41 +51,32 @@ pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
 }
 
 fn examine(args: &DoctorArgs) -> Result<ExitCode> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "phalanx {} on {}", env!("CARGO_PKG_VERSION"), system::summary())?;
+    let mut report = Report::begin(args)?;
     let start = Start::find();
     let kernel = kernel::trials();
-    if args.verbose {
-        let sections = [system::machine(), system::limits(), kernel::section(&kernel)];
-        sections.iter().chain([&start.section]).try_for_each(|section| section.write(&mut out))?;
-        out.flush()?;
+    for section in [system::machine(), system::limits(), kernel::section(&kernel), start.section] {
+        report.section(section)?;
     }
-    let survey = Survey::take(args.timeout);
-    if args.verbose {
-        survey.sections.iter().try_for_each(|section| section.write(&mut out))?;
-        backends::backends(&survey).write(&mut out)?;
+    let mut survey = Survey::take(args.timeout);
+    let backends = backends::backends(&survey);
+    for section in survey.sections.drain(..).chain([backends]) {
+        report.section(section)?;
     }
 
-    writeln!(out)?;
-    let mut findings = vec![start.finding];
-    findings.extend(kernel::findings(&kernel));
+    report.finding(start.finding)?;
+    for finding in kernel::findings(&kernel) {
+        report.finding(finding)?;
+    }
     if let Some(trouble) = &survey.trouble {
-        findings.push(Finding::new(Status::Failed, "GPUs and their libraries", explain(trouble)));
+        report.finding(Finding::new(Status::Failed, "GPUs and their libraries", explain(trouble)))?;
     }
-    findings.extend(backends::findings(&survey, start.is_mpi));
-    findings.iter().try_for_each(|finding| writeln!(out, "{finding}"))?;
+    for finding in backends::findings(&survey, start.is_mpi) {
+        report.finding(finding)?;
+    }
     for trial in Trial::all(args.ranks, survey.gpus.unwrap_or(0)) {
-        out.flush()?;
-        let finding = trial.run(args.timeout);
-        writeln!(out, "{finding}")?;
-        findings.push(finding);
+        report.finding(trial.run(args.timeout))?;
     }
-
-    let failed = findings.iter().filter(|finding| finding.status == Status::Failed).count();
-    let verdict = if failed > 0 { format!("{failed} FAILED.") } else { verdict(&findings) };
-    let more = if args.verbose { "" } else { "\nWhat was found and tried: phalanx doctor -v" };
-    writeln!(out, "\n{verdict}{more}")?;
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.finish()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What ranks can use, and what is missing.

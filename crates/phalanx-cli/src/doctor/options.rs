@@ -24,6 +24,11 @@ pub struct DoctorArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
+    /// Print one JSON object with all details instead: what was found (`sections`), what works (`findings`, each `ok`, `slow`, `missing` or
+    /// `failed`) and the verdict.
+    #[arg(long, conflicts_with_all = ["verbose", "hosts"])]
+    pub json: bool,
+
     /// Measure the network between the hosts of a job instead, by one rank of each: start it as that job's program.
     ///
     /// All pairs of up to 64 hosts, and for each host 63 others beyond that: latency, bandwidth, clocks, versions. The exit status is 1 if

@@ -1,11 +1,13 @@
 //! Sections of the doctor's output.
 
+use serde::Serialize;
 use std::io::{self, Write};
 
 /// Columns for the names in front of the facts.
 const WIDTH: usize = 36;
 
 /// A heading, and below it lines of a name and what is known of it.
+#[derive(Serialize)]
 pub struct Section {
     pub heading: String,
     pub lines: Vec<(String, String)>,

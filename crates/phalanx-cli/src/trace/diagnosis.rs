@@ -4,6 +4,7 @@
 use super::merge::{Merged, last_collective};
 use super::record::{Failure, FlightRecord, Operation, State};
 use super::text;
+use super::waits::{self, Wait, Waits};
 use std::collections::BTreeMap;
 
 /// A rank is slower if the others waited this share of the time for it alone.
@@ -228,45 +229,16 @@ fn unanswered(merged: &Merged) -> Option<Finding> {
 
 /// The rank that cost the others most time by coming last, if that is a good part of the whole.
 fn slower(merged: &Merged) -> Option<Finding> {
-    if merged.ranks.len() < 2 || merged.ranks.len() < merged.world_size {
-        return None;
-    }
-    // Clocks that differ cannot be compared. But an operation in which all wait for all ends everywhere at about one time.
-    let arrival = |operation: &Operation| match merged.different_clocks {
-        false => operation.enqueued_ns as i64,
-        true => operation.enqueued_ns as i64 - operation.ended_ns as i64,
-    };
-    let is_comparable = |operation: &Operation| !merged.different_clocks || operation.waits_for_all();
-    let first = merged.ranks.values().next()?;
-    let mut cost: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
-    let mut compared = 0u64;
-    let mut span: Option<(u64, u64)> = None;
-    let completed = first.records.iter().filter(|o| !o.is_message() && o.state == State::Completed);
-    for operation in completed.filter(|o| is_comparable(o)) {
-        let calls = merged.collective(operation.sequence);
-        if calls.len() < merged.ranks.len() {
-            continue;
-        }
-        compared += 1;
-        let mut arrivals: Vec<(i64, usize)> = calls.iter().map(|(rank, o)| (arrival(o), *rank)).collect();
-        arrivals.sort_unstable();
-        let (last, before) = (arrivals[arrivals.len() - 1], arrivals[arrivals.len() - 2]);
-        let entry = cost.entry(last.1).or_default();
-        entry.0 += 1;
-        entry.1 = entry.1.saturating_add(last.0.abs_diff(before.0));
-        let (begin, end) = span.unwrap_or((operation.enqueued_ns, operation.ended_ns));
-        span = Some((begin.min(operation.enqueued_ns), end.max(operation.ended_ns)));
-    }
-    let (rank, (times, cost)) = cost.into_iter().max_by_key(|(_, (_, cost))| *cost)?;
-    let (begin, end) = span?;
-    let share = cost as f64 / (end - begin).max(1) as f64;
+    let Waits { compared, span, ranks } = waits::find(merged)?;
+    let (rank, Wait { last, cost, .. }) = ranks.into_iter().max_by_key(|(_, wait)| wait.cost)?;
+    let share = cost as f64 / span.max(1) as f64;
     (compared >= MIN_COMPARED && share >= SLOW_SHARE).then(|| Finding {
         ranks: vec![rank],
         what: "slower".into(),
         why: format!(
-            "rank {rank} came last to {times} of {compared} operations, and the others waited {} of {} for it alone",
+            "rank {rank} came last to {last} of {compared} operations, and the others waited {} of {} for it alone",
             text::time(cost),
-            text::time(end - begin)
+            text::time(span)
         ),
     })
 }

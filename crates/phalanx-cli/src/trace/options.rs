@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Comm::write_flight_record.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  PHALANX_TRACE_DIR=trace phalanx launch -n 4 -- ./train\n  phalanx trace trace --svg trace.svg"
+    after_help = "Example:\n  PHALANX_TRACE_DIR=trace phalanx launch -n 4 -- ./train\n  phalanx trace trace --html trace.html"
 )]
 pub struct TraceArgs {
     /// Flight records, or folders of them.
@@ -30,6 +30,10 @@ pub struct TraceArgs {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
+    /// Write a page for a browser to this file: a timeline that zooms, the verdict, and who waited for whom; - as with --perfetto.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
     /// Number of each rank's last operations in the picture and the list.
     #[arg(long, value_name = "N", value_parser = parse::count, default_value = "12", allow_negative_numbers = true)]
     pub last: usize,
@@ -38,6 +42,6 @@ pub struct TraceArgs {
 impl TraceArgs {
     /// The files that are written.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        [&self.perfetto, &self.svg].into_iter().flatten().map(PathBuf::as_path)
+        [&self.perfetto, &self.svg, &self.html].into_iter().flatten().map(PathBuf::as_path)
     }
 }

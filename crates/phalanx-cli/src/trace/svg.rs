@@ -4,12 +4,13 @@
 use super::diagnosis::{self, Finding};
 use super::fold;
 use super::merge::Merged;
-use super::record::{Operation, State};
+use super::record::State;
+use super::rows::{Row, rows};
 use crate::picture::{self, Area, BLUE, DrawError, FONT, Format, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION};
 use anyhow::{Context, Result};
 use plotters::prelude::*;
 use plotters::style::IntoTextStyle;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Pixels of the picture's width, and of a row's height.
 const WIDTH: u32 = 1400;
@@ -20,20 +21,6 @@ const COLORS: [RGBColor; 6] = [BLUE, GREEN, PURPLE, ORANGE, SKY_BLUE, RGBColor(1
 const FAILED: RGBColor = VERMILION;
 /// Characters of the verdict in a line, and pixels of a line's height.
 const LINE: (usize, u32) = (170, 20);
-/// The most ranks at fault without a record that get a row.
-const MAX_ABSENT: usize = 16;
-/// Characters of a host's name.
-const MAX_NAME: usize = 8;
-
-/// A rank's operations. Of many ranks, a host's first rank stands for those of its host.
-struct Row<'a> {
-    rank: usize,
-    name: String,
-    operations: &'a [Operation],
-    written_ns: u64,
-    has_record: bool,
-    is_at_fault: bool,
-}
 
 /// Draws a communicator's last operations, as SVG.
 pub fn draw(merged: &Merged, last: usize) -> Result<Vec<u8>> {
@@ -42,41 +29,6 @@ pub fn draw(merged: &Merged, last: usize) -> Result<Vec<u8>> {
     let height = 110 + LINE.1 * verdict.len() as u32 + ROW * rows.len().max(1) as u32;
     picture::draw(Format::Svg, (WIDTH, height), &|area| paint(area, merged, &verdict, &rows))
         .context("cannot draw")
-}
-
-fn rows<'a>(merged: &'a Merged, findings: &[Finding], last: usize) -> Vec<Row<'a>> {
-    let at_fault: BTreeSet<usize> = findings.iter().flat_map(|finding| &finding.ranks).copied().collect();
-    let absent = merged.absent().into_iter().filter(|rank| at_fault.contains(rank)).take(MAX_ABSENT);
-    let absent = absent.map(|rank| Row {
-        rank,
-        name: format!("rank {rank}"),
-        operations: &[],
-        written_ns: 0,
-        has_record: false,
-        is_at_fault: true,
-    });
-    let shown = fold::shown(merged, findings);
-    let alone = shown.iter().map(|rank| (*rank, format!("rank {rank}")));
-    let hosts = fold::hosts(merged, &shown).into_iter().take(fold::MAX_HOSTS);
-    let hosts = hosts.map(|(host, ranks)| {
-        let host: String = host.chars().take(MAX_NAME).collect();
-        (ranks[0], format!("{host} ×{}", ranks.len()))
-    });
-    let recorded = alone.chain(hosts).filter_map(|(rank, name)| {
-        let record = merged.ranks.get(&rank)?;
-        let shown = record.records.len().saturating_sub(last);
-        Some(Row {
-            rank,
-            name,
-            operations: &record.records[shown..],
-            written_ns: record.written_ns,
-            has_record: true,
-            is_at_fault: at_fault.contains(&rank),
-        })
-    });
-    let mut rows: Vec<Row<'_>> = recorded.chain(absent).collect();
-    rows.sort_unstable_by_key(|row| row.rank);
-    rows
 }
 
 /// The findings as lines that fit the picture.
