@@ -278,3 +278,46 @@ fn a_page_shows_hostile_names_as_text() {
     assert!(!page.contains(NAME));
     assert_eq!(data_of(&page)["communicators"][0]["name"], NAME);
 }
+
+/// In a browser without a window: what its script writes, and what it draws.
+#[test]
+#[ignore = "needs chromium-headless-shell"]
+fn a_browser_shows_the_page() {
+    const BROWSER: &str = "chromium-headless-shell";
+    let folder = tempfile::tempdir().unwrap();
+    let [page, picture] = ["trace.html", "picture.png"].map(|name| folder.path().join(name));
+    let records = format!("{}/tests/trace/slower", env!("CARGO_MANIFEST_DIR"));
+    say(phalanx(&format!("trace {records} --html {}", page.display())));
+    let browse = |option: &str| {
+        let mut browser = std::process::Command::new(BROWSER);
+        browser.args([
+            "--no-sandbox",
+            "--disable-gpu",
+            "--window-size=1200,900",
+            "--virtual-time-budget=2000",
+            option,
+        ]);
+        let ended = browser.arg(format!("file://{}", page.display())).output().expect(BROWSER);
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    let document = browse("--dump-dom");
+    for text in [
+        "<b>Rank 1: slower</b>",
+        "<option value=\"0\">job/x</option>",
+        "<td>20 times</td><td>79.2 ms</td>",
+        "3 ranks, backend host",
+    ] {
+        assert!(document.contains(text), "{text} is missing in\n{document}");
+    }
+    browse(&format!("--screenshot={}", picture.display()));
+    let mut decoder = png::Decoder::new(std::io::BufReader::new(std::fs::File::open(&picture).unwrap()));
+    decoder.set_transformations(png::Transformations::ALPHA);
+    let mut reader = decoder.read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    reader.next_frame(&mut pixels).unwrap();
+    let of = |color: [u8; 3]| pixels.chunks_exact(4).filter(|pixel| pixel[..3] == color).count();
+    // Two ranks with 20 bars each, which are some 20 × 20 pixels; and the name of the third in the colour of faults.
+    assert!((8_000..40_000).contains(&of([0x00, 0x72, 0xb2])), "{} pixels of bars", of([0x00, 0x72, 0xb2]));
+    assert!(of([0xd5, 0x5e, 0x00]) > 20, "{} pixels of faults", of([0xd5, 0x5e, 0x00]));
+}

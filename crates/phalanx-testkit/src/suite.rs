@@ -51,6 +51,11 @@ fn sample() -> Option<usize> {
     Some(number.parse().unwrap_or_else(|_| panic!("{SAMPLE}={number:?} is not a number")))
 }
 
+/// How many of `all` random cases run: a quarter by default, and all in CI.
+pub fn cases(all: usize) -> usize {
+    if is_full() || sample().is_some() { all } else { all.div_ceil(4) }
+}
+
 /// Whether this is a CI machine, on which everything that the tests need is installed.
 pub fn is_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true")

@@ -71,18 +71,20 @@ mod grid;
 use flags::{Counter, Fences, Gate, NumberedWords, Park, StampedLine};
 use grid::Grid;
 use os::sync::{AtomicU32, Ordering, UnsafeCell};
+use phalanx_testkit::suite::cases;
 use shuttle::sync::Arc;
 use shuttle::thread;
 use std::time::Duration;
 
+/// Schedules of a model, as in CI.
 const SCHEDULES: usize = 2000;
 
 /// Preemptions of a PCT schedule.
 const DEPTH: usize = 4;
 
 fn explore(model: impl Fn() + Send + Sync + Clone + 'static) {
-    shuttle::check_random(model.clone(), SCHEDULES);
-    shuttle::check_pct(model, SCHEDULES, DEPTH);
+    shuttle::check_random(model.clone(), cases(SCHEDULES));
+    shuttle::check_pct(model, cases(SCHEDULES), DEPTH);
 }
 
 /// Runs `rank` for every rank, with what they share.

@@ -60,10 +60,12 @@ mod moving;
 
 use exchange::{Arguments, Peer};
 use lane::{DEPTH, INBOX, MAX_RANKS, Protocol};
+use phalanx_testkit::suite::cases;
 use shuttle::sync::atomic::Ordering;
 use shuttle::thread;
 use warps::Grid;
 
+/// Schedules of a model, as in CI.
 const SCHEDULES: usize = 1000;
 /// Preemptions of a PCT schedule.
 const PREEMPTIONS: usize = 4;
@@ -163,8 +165,8 @@ fn explore(protocol: &'static Protocol, calls: &'static [(Call, bool)], before: 
         part(0);
         others.into_iter().for_each(|other| other.join().unwrap());
     };
-    shuttle::check_random(model, SCHEDULES);
-    shuttle::check_pct(model, SCHEDULES, PREEMPTIONS);
+    shuttle::check_random(model, cases(SCHEDULES));
+    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
 }
 
 /// More steps than slots in one direction, as in a broadcast: credits.

@@ -9,6 +9,9 @@ use std::time::Duration;
 /// Tries the system calls that ranks need, looks for GPUs and the libraries that connect them, and lets ranks add
 /// numbers up: as threads and as processes, on the host and on all GPUs. The exit status is 1 if something fails.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  phalanx doctor -v\n  phalanx doctor --json > doctor.json\n  phalanx launch --nnodes 2 --store HOST:29400 -- phalanx doctor --hosts"
+)]
 pub struct DoctorArgs {
     /// Number of ranks in the tests on the host. Tests on GPUs have one for each GPU.
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = parse::ranks, default_value = "2", allow_negative_numbers = true)]
@@ -49,17 +52,23 @@ pub struct DoctorArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Role {
     /// Prints facts about the driver and the libraries.
+    #[value(hide = true)]
     Survey,
     /// Has memory that another process reads.
     #[cfg(target_os = "linux")]
+    #[value(hide = true)]
     Lender,
     /// Reads that memory.
     #[cfg(target_os = "linux")]
+    #[value(hide = true)]
     Reader,
     /// A rank on the host.
+    #[value(hide = true)]
     HostRank,
     /// A rank with a GPU.
+    #[value(hide = true)]
     GpuRank,
     /// All ranks with GPUs, as threads.
+    #[value(hide = true)]
     AllGpus,
 }

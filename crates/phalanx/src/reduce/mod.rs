@@ -74,12 +74,12 @@ impl<'a> Reducer<'a> {
     pub fn new(dtype: DType, code: ReductionCode) -> Reducer<'static> {
         fn of<T: Number>(code: ReductionCode) -> Kernel {
             match code {
-                ReductionCode::Sum => dispatch::<T, Sum>,
-                ReductionCode::Prod => dispatch::<T, Prod>,
-                ReductionCode::Min => dispatch::<T, Min>,
-                ReductionCode::Max => dispatch::<T, Max>,
-                ReductionCode::Avg => dispatch::<T, Avg>,
-                ReductionCode::PreMulSum => dispatch::<T, PreMulSum>,
+                ReductionCode::Sum => combine::<T, Sum>,
+                ReductionCode::Prod => combine::<T, Prod>,
+                ReductionCode::Min => combine::<T, Min>,
+                ReductionCode::Max => combine::<T, Max>,
+                ReductionCode::Avg => combine::<T, Avg>,
+                ReductionCode::PreMulSum => combine::<T, PreMulSum>,
                 _ => unreachable!("bits have kernels by size, and the others a combination"),
             }
         }
@@ -135,33 +135,13 @@ pub(crate) unsafe fn divide(dtype: DType, values: *mut u8, count: usize, ranks: 
 /// The kernel of an operation on bits, which does not ask for signs.
 fn of_bits<T: BitElement>(code: ReductionCode) -> Kernel {
     match code {
-        ReductionCode::BitAnd => dispatch::<T, And>,
-        ReductionCode::BitOr => dispatch::<T, Or>,
-        ReductionCode::BitXor => dispatch::<T, Xor>,
-        ReductionCode::LogicalAnd => dispatch::<T, Truth<And>>,
-        ReductionCode::LogicalOr => dispatch::<T, Truth<Or>>,
-        ReductionCode::LogicalXor => dispatch::<T, Truth<Xor>>,
+        ReductionCode::BitAnd => combine::<T, And>,
+        ReductionCode::BitOr => combine::<T, Or>,
+        ReductionCode::BitXor => combine::<T, Xor>,
+        ReductionCode::LogicalAnd => combine::<T, Truth<And>>,
+        ReductionCode::LogicalOr => combine::<T, Truth<Or>>,
+        ReductionCode::LogicalXor => combine::<T, Truth<Xor>>,
         _ => unreachable!("no operation on bits"),
-    }
-}
-
-/// Chooses the variant: a short reduction into one target takes a direct path, without the set-up of the
-/// general one.
-unsafe fn dispatch<T: Number, C: Combine<T>>(
-    targets: Targets<'_>,
-    sources: &[*const u8],
-    factors: &[u64],
-    count: usize,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        match *targets.through {
-            [target] if count < BLOCK && targets.past.is_empty() => {
-                // Written out, so that the compiler sees that there is nothing else to do.
-                rest::<T, C>(Targets::new(&[target], false), sources, factors, 0, count);
-            }
-            _ => many::<T, C>(targets, sources, factors, count),
-        }
     }
 }
 
@@ -169,8 +149,7 @@ unsafe fn dispatch<T: Number, C: Combine<T>>(
 ///
 /// # Safety
 /// As for [`Reducer::run`].
-#[inline(never)]
-unsafe fn many<T: Number, C: Combine<T>>(
+unsafe fn combine<T: Number, C: Combine<T>>(
     targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
@@ -219,16 +198,20 @@ unsafe fn long<T: Number, C: Combine<T>>(
     count: usize,
 ) -> usize {
     // SAFETY: the caller's contract, and the instruction set was detected.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                return avx512::<T, C>(targets, sources, factors, count);
-            }
-            if is_x86_feature_detected!("avx2") {
-                return avx2::<T, C>(targets, sources, factors, count);
-            }
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+            return avx512::<T, C>(targets, sources, factors, count);
         }
+        if is_x86_feature_detected!("avx2") {
+            return avx2::<T, C>(targets, sources, factors, count);
+        }
+        // Processors of before 2014 do all of it in shorter blocks: the long ones would be a third of this library's code.
+        0
+    }
+    // SAFETY: the caller's contract.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe {
         blocks::<T, C, BLOCK, 16>(targets, sources, factors, 0, count)
     }
 }
@@ -354,8 +337,7 @@ unsafe fn stream<const WIDTH: usize>(target: *mut u8, source: *const u8, len: us
             let (target, source) = (target.add(at), source.add(at));
             match WIDTH {
                 64 => _mm512_stream_si512(target.cast(), source.cast::<__m512i>().read_unaligned()),
-                32 => _mm256_stream_si256(target.cast(), source.cast::<__m256i>().read_unaligned()),
-                _ => _mm_stream_si128(target.cast(), source.cast::<__m128i>().read_unaligned()),
+                _ => _mm256_stream_si256(target.cast(), source.cast::<__m256i>().read_unaligned()),
             }
         }
     }
