@@ -217,7 +217,8 @@ mod tests {
         assert_eq!(chosen(Operation::AllReduce, 1000, 1 << 20), Algorithm::TwoPhase);
         assert_eq!(chosen(Operation::AllGather, 1000, 1 << 20), Algorithm::Direct);
         let blocks = Blocks::Equal(1);
-        let mut call = Call { dtype: DType::F32, blocks, recv_blocks: blocks, ..Call::empty(Operation::AllReduce) };
+        let mut call =
+            Call { dtype: DType::F32, blocks, recv_blocks: blocks, ..Call::empty(Operation::AllReduce) };
         call.reduction.code = ReductionCode::PreMulSum;
         assert_eq!(choose(&call, &call.flow(), &Shape::flat(1000)), Algorithm::Direct);
     }

@@ -368,8 +368,7 @@ impl Worker {
             return operation;
         };
         let header: *const Header = &raw const *self.operations[operation].header;
-        let params =
-            ucp_request_param_t::on_host(if len >= FETCHED { UCP_AM_SEND_FLAG_RNDV } else { 0 });
+        let params = ucp_request_param_t::on_host(if len >= FETCHED { UCP_AM_SEND_FLAG_RNDV } else { 0 });
         // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
         let answer = unsafe {
             let header_len = size_of::<Header>();

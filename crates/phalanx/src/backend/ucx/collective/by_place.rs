@@ -79,30 +79,35 @@ impl UcxComm {
         let part = |number| parts.of(hosts.place, number);
         let combines = Call { operation: Operation::ReduceScatterV, ..*parts.call };
         let gathers = Call { operation: Operation::AllGatherV, ..*parts.call };
-        // SAFETY: the caller's contract, for all below; the parts lie in `send` and `recv`, and are apart.
-        let on_host = |state: &mut CollectiveState, call: &Call<'_>, part: &Chunk| unsafe {
+        let on_host = |state: &mut CollectiveState, call: &Call<'_>, part: &Chunk| {
             let mut counts = std::mem::take(&mut state.counts);
-            let call = parts.on_host(call, part, &mut counts);
-            let done = self.on_host(state, hosts, &call);
+            // SAFETY: the caller's contract; the parts of a chunk lie in `send` and `recv`.
+            let done = unsafe { self.on_host(state, hosts, &parts.on_host(call, part, &mut counts)) };
             state.counts = counts;
             done
         };
+        // SAFETY: the part is there, and no step that uses it is under way.
         let divide = |part: &Chunk| unsafe { self.divide(call, part.recv, part.len) };
-        if count <= most && let Some(only) = part(0) {
+        if count <= most
+            && let Some(only) = part(0)
+        {
             on_host(state, &combines, &only)?;
-            let blocks = Blocks::Equal(only.len);
-            let (send, recv) = (only.send, only.recv);
-            unsafe {
-                across.carry_out(state, &Call { send, recv, blocks, recv_blocks: blocks, ..*parts.call })?;
-            }
+            let (send, recv, blocks) = (only.send, only.recv, Blocks::Equal(only.len));
+            let between = Call { send, recv, blocks, recv_blocks: blocks, ..*parts.call };
+            // SAFETY: the caller's contract.
+            unsafe { across.carry_out(state, &between) }?;
             divide(&only);
             return on_host(state, &gathers, &only);
         }
         let shares = across.shares(state, most.min(count).div_ceil(here), size);
+        // SAFETY: the caller's contract; chunks are apart, and a part is the network's from `begin_chunk` to `finish_chunk`.
+        let begin = |state: &mut CollectiveState, part: &Chunk| unsafe {
+            across.begin_chunk(state, flow, &shares, part);
+        };
         let (mut next, mut before) = (part(0), None);
         if let Some(first) = &next {
             on_host(state, &combines, first)?;
-            unsafe { across.begin_chunk(state, flow, &shares, first) };
+            begin(state, first);
         }
         while let Some(current) = next.take() {
             next = part(current.number + 1);
@@ -111,11 +116,12 @@ impl UcxComm {
             }
             across.await_chunk(state, &current)?;
             if let Some(next) = &next {
-                unsafe { across.begin_chunk(state, flow, &shares, next) };
+                begin(state, next);
             }
             if let Some(before) = &before {
                 across.finish_chunk(state, before)?;
             }
+            // SAFETY: as above; the contributions have come.
             unsafe { across.combine_chunk(state, (parts.call, flow), &shares, &current) };
             if let Some(before) = before.replace(current) {
                 divide(&before);

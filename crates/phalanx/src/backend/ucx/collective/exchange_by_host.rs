@@ -49,11 +49,10 @@ impl UcxComm {
         let between =
             Call { operation: Operation::GatherV, root, send, blocks, recv_blocks: blocks, ..*call };
         // SAFETY: the caller's contract; a leader has room for the blocks of its host, the root in their place.
-        let done = unsafe { self.on_host(state, hosts, &on_host) }.and_then(|()| match is_leader {
-            // SAFETY: as above.
-            true => unsafe { group.carry_out(state, &between) },
-            false => Ok(()),
-        });
+        let done = (|| unsafe {
+            self.on_host(state, hosts, &on_host)?;
+            if is_leader { group.carry_out(state, &between) } else { Ok(()) }
+        })();
         state.counts = counts;
         done
     }
@@ -92,12 +91,12 @@ impl UcxComm {
         let blocks = blocks_of(call.blocks, mates);
         let on_host = Call { root: place, send: of_host, blocks, recv_blocks: blocks, ..*call };
         // SAFETY: the caller's contract; a leader has room for the blocks of its host, the root has them.
-        let done = match is_leader {
-            true => unsafe { group.carry_out(state, &between) },
-            false => Ok(()),
-        }
-        // SAFETY: as above.
-        .and_then(|()| unsafe { self.on_host(state, hosts, &on_host) });
+        let done = (|| unsafe {
+            if is_leader {
+                group.carry_out(state, &between)?;
+            }
+            self.on_host(state, hosts, &on_host)
+        })();
         state.counts = counts;
         done
     }

@@ -72,7 +72,8 @@ impl Group<'_> {
             let combined = flow.combined(rank, ranks);
             let sources: Vec<*const u8> = combined.clone().map(block).collect();
             if !sources.is_empty() && count > 0 {
-                let (target, factors) = (Targets::new(std::slice::from_ref(&call.recv), false), &state.factors[combined]);
+                let (target, factors) =
+                    (Targets::new(std::slice::from_ref(&call.recv), false), &state.factors[combined]);
                 // SAFETY: the caller's contract; the result is apart from the blocks.
                 unsafe { Reducer::of(call).run(target, &sources, factors, count) };
             }
