@@ -68,10 +68,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("ucx/late", |comm, args| outcome(late(comm, &args[0]))),
 ];
 
-/// The sum of four ranks on two hosts tells by its bits in which order they were combined.
+/// The sum of four ranks on two hosts tells by its bits in which order they were combined. And what only moves, of the same lengths.
 fn order(comm: &Comm, expected: &str) -> Done {
     let contribution = |rank: usize, i: usize| [1e8f32, 3.3, -1e8, 7.7][(rank + i) % 4];
-    for count in [1, 50, 100_003] {
+    // The last takes several chunks.
+    for count in [1, 50, 100_003, 700_003] {
         let own: Vec<f32> = (0..count).map(|i| contribution(comm.rank(), i)).collect();
         let in_order = |i| (1..4).fold(contribution(0, i), |sum, rank| sum + contribution(rank, i));
         let by_host =
@@ -86,6 +87,16 @@ fn order(comm: &Comm, expected: &str) -> Done {
         comm.reduce(&own, &mut sum, ReduceOp::Sum, 2)?;
         if comm.rank() == 2 {
             same("a reduce", sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits)?;
+        }
+        let mut gathered = vec![0f32; 4 * count];
+        comm.all_gather(&own, &mut gathered)?;
+        let of_all = (0..4).flat_map(|rank| (0..count).map(move |i| contribution(rank, i)));
+        same("an all_gather", of_all.eq(gathered.iter().copied()), true)?;
+        for root in [0, 3] {
+            let mut all = if comm.rank() == root { own.clone() } else { vec![0.0; count] };
+            comm.broadcast_in_place(&mut all, root)?;
+            let of_root: Vec<f32> = (0..count).map(|i| contribution(root, i)).collect();
+            same("a broadcast", all == of_root, true)?;
         }
     }
     Ok(())
