@@ -1,7 +1,7 @@
-"""Tables of UCX's backend beside MPICH and Open MPI, on two hosts that .ci/hosts makes; all programs in turns, medians of the rounds in µs.
+"""Tables of UCX's backend beside MPICH, Open MPI and Gloo, on two hosts that .ci/hosts makes; all programs in turns, medians of the rounds in µs.
 
-All are measured by `phalanx perf`, the MPIs through phalanx's backend for them. The hosts share this machine's cores: each counts half of
-them. As root:
+The MPIs are measured by `phalanx perf`, too, through phalanx's backend for them; Gloo, if `.ci/run` has unpacked Debian's PyTorch, by
+torch_gloo.py. The hosts share this machine's cores: each counts half of them. As root:
 
     cargo build --release --workspace --bin phalanx
     python3 docs/benchmarks/hosts.py --rounds 3
@@ -45,6 +45,18 @@ def open_mpi(program, per_host):
 PROGRAMS = {"MPICH": mpich, "Open MPI": open_mpi, "UCX": ucx}
 
 
+def gloo(operation, per_host, args):
+    """By size, in µs."""
+    theirs = {"all_reduce": "allreduce", "broadcast": "bcast", "all_gather": "allgather", "all_to_all": "alltoall"}[operation]
+    nodes = f"--nnodes 2 --node-rank $HOST --master-addr 10.77.0.1 --master-port 29500 --nproc-per-node {per_host}"
+    words = f"exec .ci/torchrun {nodes} docs/benchmarks/torch_gloo.py {theirs} {args.max} {args.min} {args.factor}"
+    done = hosts("all", "sh", "-c", words, GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
+    rows = [line.split(",") for line in done.stdout.splitlines() if line.startswith("gloo,")]
+    if not rows:
+        print(f"gloo: {done.stdout}{done.stderr}")
+    return {int(row[4]): float(row[5]) for row in rows}
+
+
 def times(start, operation, per_host, args):
     """By size, in µs; nothing if the program fails."""
     with tempfile.NamedTemporaryFile("r", suffix=".csv", dir=STATE) as file:
@@ -67,6 +79,8 @@ def main():
     parser.add_argument("--per-host", default="1,2")
     parser.add_argument("--operations", default="all_reduce,all_gather,broadcast,all_to_all")
     args = parser.parse_args()
+    has_gloo = pathlib.Path("target/ci-debian13/unpacked").exists()
+    columns = [*PROGRAMS, *(["Gloo"] if has_gloo else [])]
     made = hosts("up", "2")
     assert made.returncode == 0, made.stderr
     try:
@@ -79,13 +93,16 @@ def main():
                     for name, start in PROGRAMS.items():
                         for size, time in times(start, operation, per_host, args).items():
                             found[size][name].append(time)
-                print(f"\n{operation}, 2 hosts × {per_host}\n\n| bytes | {' | '.join(PROGRAMS)} | ratio |")
-                print("|---:" * (len(PROGRAMS) + 2) + "|")
+                    if "Gloo" in columns:
+                        for size, time in gloo(operation, per_host, args).items():
+                            found[size]["Gloo"].append(time)
+                print(f"\n{operation}, 2 hosts × {per_host}\n\n| bytes | {' | '.join(columns)} | ratio |")
+                print("|---:" * (len(columns) + 2) + "|")
                 for size, of_size in sorted(found.items()):
                     medians = {name: statistics.median(some) for name, some in of_size.items()}
                     best = min((time for name, time in medians.items() if name != "UCX"), default=None)
                     ratio = f"{medians['UCX'] / best:.2f}" if best and "UCX" in medians else ""
-                    shown = (f"{medians[name]:,.1f}" if name in medians else "" for name in PROGRAMS)
+                    shown = (f"{medians[name]:,.1f}" if name in medians else "" for name in columns)
                     print(f"| {size:,} | {' | '.join(shown)} | {ratio} |", flush=True)
     finally:
         hosts("down")

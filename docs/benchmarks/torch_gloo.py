@@ -1,6 +1,8 @@
-"""all_reduce of host memory with torch.distributed and Gloo, as mpibench.c measures it, and with its lines.
+"""Collectives of host memory with torch.distributed and Gloo, as mpibench.c measures them, and with its lines.
 
-    torchrun --nproc-per-node 2 torch_gloo.py allreduce 16777216 4
+    torchrun --nproc-per-node 2 torch_gloo.py allreduce 16777216 4 [FACTOR]
+
+The bytes are those of a rank's larger buffer.
 """
 
 import os
@@ -12,26 +14,43 @@ import torch
 import torch.distributed as dist
 
 operation, largest, smallest = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-if operation != "allreduce":
-    sys.exit()
-rank = int(os.environ["LOCAL_RANK"])
+factor = int(sys.argv[4]) if len(sys.argv) > 4 else 4
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
+ranks = dist.get_world_size()
+
+
+def call(size):
+    """What is measured, and the buffer that it may change."""
+    whole = torch.ones(max(size // 4 // ranks, 1) * ranks if operation in ("allgather", "alltoall") else size // 4)
+    other = torch.ones(whole.numel())
+    calls = {
+        "allreduce": lambda: dist.all_reduce(whole),
+        "bcast": lambda: dist.broadcast(whole, 0),
+        "allgather": lambda: dist.all_gather_into_tensor(whole, other[: whole.numel() // ranks]),
+        "alltoall": lambda: dist.all_to_all_single(whole, other),
+    }
+    return calls.get(operation), whole
+
+
+if call(4)[0] is None:
+    sys.exit()
 size = smallest
 while size <= largest:
-    tensor = torch.ones(size // 4)
+    run, tensor = call(size)
     iterations = 300 if size <= 65536 else 100 if size <= 1 << 20 else 20
     times = []
     for iteration in range(iterations + iterations // 5):
         tensor.fill_(1.0)
         dist.barrier()
         began = time.perf_counter()
-        dist.all_reduce(tensor)
+        run()
         times.append(time.perf_counter() - began)
     # An iteration's time is its slowest rank's.
     slowest = torch.tensor(times[iterations // 5 :], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        print(f"gloo,1,allreduce,{dist.get_world_size()},{size},{statistics.median(slowest.tolist()) * 1e6:.3f}", flush=True)
-    size *= 4
+    if dist.get_rank() == 0:
+        median = statistics.median(slowest.tolist()) * 1e6
+        print(f"gloo,1,{operation},{ranks},{size},{median:.3f}", flush=True)
+    size *= factor
 dist.destroy_process_group()

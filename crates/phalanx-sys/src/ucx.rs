@@ -223,6 +223,9 @@ pub const UCP_AM_HANDLER_PARAM_FIELDS: u64 = 0b1111;
 /// A message is handed over as a whole.
 pub const UCP_AM_FLAG_WHOLE_MSG: u32 = 1;
 
+/// The receiver fetches the message's data, however short it is.
+pub const UCP_AM_SEND_FLAG_RNDV: u32 = 1 << 2;
+
 /// `ucp_request_param_t`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]

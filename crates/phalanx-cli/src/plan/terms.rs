@@ -189,17 +189,31 @@ mod tests {
     #[test]
     fn ranks_of_a_host_share_its_connection() {
         let place = Placement { hosts: 2, ..ROOMY };
-        let work = of(BackendKind::Ucx, "all_to_all", 1000, place);
+        let work = of(BackendKind::Ucx, "all_to_all", 2000, place);
         // Each of the two ranks of a host sends to two ranks of the other, and receives from them.
-        assert_eq!((work.switch.waits, work.switch.messages), (1.0, count(4, 16)));
-        assert_eq!(work.switch.bytes, count(4000, 8000));
-        assert_eq!((work.host.messages, work.host.bytes), (count(2, 8), count(1000, 4000)));
+        assert_eq!((work.algorithm, work.switch.messages), ("near and far", count(4, 16)));
+        assert_eq!(work.switch.bytes, count(8000, 16_000));
+        // What stays on a host costs what the host backend says.
+        let here = of(BackendKind::Host, "all_to_all", 2000, Placement { ranks: 2, ..ROOMY });
+        let of_two = Count { all: 2.0 * here.host.bytes.all, ..here.host.bytes };
+        assert_eq!((work.switch.waits, work.host.bytes), (1.0, of_two));
+        // Short blocks go in one message from each host.
+        let together = of(BackendKind::Ucx, "all_to_all", 100, place);
+        assert_eq!((together.algorithm, together.switch.messages), ("by host", count(2, 4)));
+        assert_eq!(together.switch.bytes, count(400, 800));
         // The leaders exchange what their hosts have.
         let by_host = of(BackendKind::Ucx, "all_gather", 1000, place);
         assert_eq!((by_host.algorithm, by_host.switch.messages), ("by host", count(2, 4)));
         assert_eq!(by_host.switch.bytes, count(2000, 4000));
         let tree = of(BackendKind::Ucx, "broadcast", 8, Placement { ranks: 8, hosts: 8, ..ROOMY });
         assert_eq!((tree.algorithm, tree.switch.waits, tree.switch.messages.most), ("tree", 3.0, 6.0));
+        // Few messages where there are many ranks.
+        let many = Placement { ranks: 1000, hosts: 1000, ..ROOMY };
+        let rounds = of(BackendKind::Ucx, "all_reduce", 8, many);
+        assert_eq!((rounds.algorithm, rounds.switch.waits), ("dissemination", 10.0));
+        assert_eq!((rounds.switch.messages.most, rounds.switch.bytes.most), (20.0, 999.0 * 8.0));
+        let gather = of(BackendKind::Ucx, "gather", 8, many);
+        assert_eq!((gather.algorithm, gather.switch.waits), ("tree", 10.0));
     }
 
     #[test]

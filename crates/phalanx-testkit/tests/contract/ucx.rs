@@ -19,8 +19,11 @@ use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Ranks on two hosts: as many on each, and more on the first.
-const ON_HOSTS: [usize; 2] = [4, 5];
+/// Ranks on two hosts: as many on each, more on the first, and one alone on the second.
+const ON_HOSTS: [usize; 3] = [4, 5, 3];
+
+/// Ranks from which on short blocks go along a tree.
+const MANY: usize = 17;
 
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, &'static [usize], fn(usize) -> Launch);
@@ -59,15 +62,17 @@ fn all(ranks: usize, scenarios: &[&[Scenario]]) -> Launch {
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("ucx/outlive", |comm, args| outcome(outlive(&comm, &args[0], &args[1]))),
     Scenario::rank("ucx/order", |comm, args| outcome(order(&comm, &args[0]))),
+    Scenario::rank("ucx/many", |comm, _| outcome(many(&comm))),
     Scenario::rank("ucx/mismatch", |comm, args| outcome(mismatch(&comm, &args[0]))),
     Scenario::rank("ucx/stopped", |comm, args| outcome(stopped(&comm, &args[0]))),
     Scenario::rank("ucx/late", |comm, args| outcome(late(comm, &args[0]))),
 ];
 
-/// The sum of four ranks on two hosts tells by its bits in which order they were combined.
+/// The sum of four ranks on two hosts tells by its bits in which order they were combined. And what only moves, of the same lengths.
 fn order(comm: &Comm, expected: &str) -> Done {
     let contribution = |rank: usize, i: usize| [1e8f32, 3.3, -1e8, 7.7][(rank + i) % 4];
-    for count in [1, 50, 100_003] {
+    // The last takes several chunks.
+    for count in [1, 50, 100_003, 700_003] {
         let own: Vec<f32> = (0..count).map(|i| contribution(comm.rank(), i)).collect();
         let in_order = |i| (1..4).fold(contribution(0, i), |sum, rank| sum + contribution(rank, i));
         let by_host =
@@ -83,8 +88,61 @@ fn order(comm: &Comm, expected: &str) -> Done {
         if comm.rank() == 2 {
             same("a reduce", sum.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits)?;
         }
+        let mut gathered = vec![0f32; 4 * count];
+        comm.all_gather(&own, &mut gathered)?;
+        let of_all = (0..4).flat_map(|rank| (0..count).map(move |i| contribution(rank, i)));
+        same("an all_gather", of_all.eq(gathered.iter().copied()), true)?;
+        for root in [0, 3] {
+            let mut all = if comm.rank() == root { own.clone() } else { vec![0.0; count] };
+            comm.broadcast_in_place(&mut all, root)?;
+            let of_root: Vec<f32> = (0..count).map(|i| contribution(root, i)).collect();
+            same("a broadcast", all == of_root, true)?;
+        }
     }
     Ok(())
+}
+
+/// Short blocks to and from different roots, of one length and of several; some ranks give none.
+fn many(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let counts: Vec<usize> = (0..ranks).map(|rank| rank % 3).collect();
+    let block = |rank: usize, count: usize| (0..count).map(move |i| (1000 * rank + i) as u32);
+    let all = |count: usize| (0..ranks).flat_map(|rank| block(rank, count)).collect::<Vec<u32>>();
+    let all_v: Vec<u32> = (0..ranks).flat_map(|rank| block(rank, counts[rank])).collect();
+    let own_v: Vec<u32> = block(rank, counts[rank]).collect();
+    let contribution = |rank: usize| [1e8f32, 3.3, -1e8, 7.7][rank % 4];
+    let sum = |ranks: std::ops::Range<usize>| ranks.map(contribution).reduce(|sum, next| sum + next);
+    for root in [0, 6, ranks - 1] {
+        let own: Vec<u32> = block(rank, 5).collect();
+        let mut gathered = vec![0; if rank == root { 5 * ranks } else { 0 }];
+        comm.gather(&own, &mut gathered, root)?;
+        same("a gather", &gathered, &if rank == root { all(5) } else { Vec::new() })?;
+        let mut scattered = vec![0; 5];
+        comm.scatter(&gathered, &mut scattered, root)?;
+        same("a scatter", &scattered, &own)?;
+        let mut in_place = if rank == root { all(5) } else { vec![0; 5 * ranks] };
+        comm.scatter_in_place(&mut in_place, root)?;
+        same("a scatter in place", &in_place[5 * rank..][..5], &own[..])?;
+        let mut gathered = vec![0; if rank == root { all_v.len() } else { 0 }];
+        comm.gather_v(&own_v, &mut gathered, &counts, root)?;
+        same("a gather_v", &gathered, &if rank == root { all_v.clone() } else { Vec::new() })?;
+        let mut scattered = vec![0; own_v.len()];
+        comm.scatter_v(&gathered, &counts, &mut scattered, root)?;
+        same("a scatter_v", &scattered, &own_v)?;
+        let mut reduced = [0f32];
+        comm.reduce(&[contribution(rank)], &mut reduced, ReduceOp::Sum, root)?;
+        if rank == root {
+            same("a reduce in rank order", reduced[0].to_bits(), sum(0..ranks).map_or(0, f32::to_bits))?;
+        }
+    }
+    let mut gathered = vec![0; all_v.len()];
+    comm.all_gather_v(&own_v, &mut gathered, &counts)?;
+    same("an all_gather_v", &gathered, &all_v)?;
+    let mut reduced = [0f32];
+    comm.all_reduce(&[contribution(rank)], &mut reduced, ReduceOp::Sum)?;
+    same("an all_reduce in rank order", reduced[0].to_bits(), sum(0..ranks).map_or(0, f32::to_bits))?;
+    comm.scan(&[contribution(rank)], &mut reduced, ReduceOp::Sum)?;
+    Ok(same("a scan", reduced[0].to_bits(), sum(0..rank + 1).map_or(0, f32::to_bits))?)
 }
 
 /// Rank 1 calls something else; all ranks are told the same.
@@ -191,6 +249,8 @@ pub fn trials() -> Vec<Trial> {
         "ucx/processes/killed_ranks_are_outlived".into(),
         Box::new(|| killed_ranks_are_outlived(1)),
     ));
+    let many = || Ok(of(MANY, [("ucx/many", "")].into_iter()).reports().map(drop)?);
+    trials.push(trial(format!("ucx/processes/many/{MANY}"), Box::new(many)));
     // These fail their communicator.
     for scenario in plain::COMPARED.iter().chain(operations::COMPARED) {
         let perform = || Ok(all(2, &[&[*scenario]]).reports().map(drop)?);

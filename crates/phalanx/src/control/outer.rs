@@ -11,13 +11,22 @@ use crate::os::RunInstant;
 use crate::types::error::Result;
 use std::sync::Arc;
 
+/// How long a rank has waited in the part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// It yields its core, and will soon be back.
+    Short,
+    /// It sleeps between looks. Peers that send to it should not have to wait for it.
+    Long,
+}
+
 /// The channel over several hosts.
 pub(crate) struct Outer {
     pub endpoint: Arc<Endpoint>,
     /// For each rank of the part, its rank in the outer channel.
     pub ranks: Vec<usize>,
     /// Lets the outer channel's data move on while a rank waits in the part.
-    pub advance: Box<dyn Fn() + Send + Sync>,
+    pub advance: Box<dyn Fn(Wait) + Send + Sync>,
 }
 
 impl Outer {
@@ -56,7 +65,7 @@ impl Outer {
 
     /// An error if the outer channel has failed.
     pub fn look(&self) -> Result<()> {
-        (self.advance)();
+        (self.advance)(Wait::Long);
         self.endpoint.check()
     }
 }

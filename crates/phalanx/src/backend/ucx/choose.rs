@@ -16,7 +16,7 @@ pub(super) enum Algorithm {
     BroadcastInParts,
     /// Along a tree in which each rank passes on what it has got.
     Tree,
-    /// In rounds: each rank signals one other, ever further away.
+    /// In rounds: each rank tells one other all it has heard, ever further away.
     Dissemination,
     /// All ranks share this host, and the host backend does it.
     OnHost,
@@ -24,6 +24,8 @@ pub(super) enum Algorithm {
     ByHost,
     /// The same; each rank of a host brings a part over UCX.
     ByPlace,
+    /// Each writer sends each reader its block: through the host backend inside a host, else over UCX.
+    NearAndFar,
 }
 
 /// The ranks, as far as the choice depends on them. The same on all.
@@ -64,7 +66,18 @@ impl Shape {
                 Some(Algorithm::ByPlace)
             }
             Operation::Broadcast | Operation::Barrier => Some(Algorithm::ByHost),
-            Operation::AllGather if self.in_order => Some(Algorithm::ByHost),
+            Operation::AllGather if self.in_order && self.are_equal && longest > BY_PLACE => {
+                Some(Algorithm::ByPlace)
+            }
+            Operation::AllGather | Operation::AllGatherV if self.in_order => Some(Algorithm::ByHost),
+            Operation::AllToAll if self.in_order && longest <= EXCHANGE_BY_HOST => Some(Algorithm::ByHost),
+            // The lengths of an all_to_all_v are known to both ends alone.
+            Operation::AllToAll | Operation::AllToAllV if self.in_order => Some(Algorithm::NearAndFar),
+            Operation::Gather | Operation::GatherV | Operation::Scatter | Operation::ScatterV
+                if self.in_order =>
+            {
+                Some(if longest <= GATHER_BY_HOST { Algorithm::ByHost } else { Algorithm::NearAndFar })
+            }
             _ => None,
         }
     }
@@ -92,17 +105,41 @@ pub(super) fn choose(call: &Call<'_>, flow: &Flow<'_>, shape: &Shape) -> Algorit
     if let Some(algorithm) = shape.through_hosts(call, longest) {
         return algorithm;
     }
+    let is_short = longest <= IN_ROUNDS;
+    // Factors come from each rank itself.
+    let has_factors = flow.reduced && call.reduction.code == ReductionCode::PreMulSum;
     match call.operation {
+        Operation::Barrier | Operation::Finalize if ranks >= ROUNDS => Algorithm::Dissemination,
+        Operation::Broadcast if ranks > 2 && longest > BROADCAST_IN_PARTS => Algorithm::BroadcastInParts,
+        Operation::Broadcast if ranks >= ROUNDS => Algorithm::Tree,
+        Operation::AllReduce | Operation::Scan | Operation::ExclusiveScan
+            if ranks >= ROUNDS && is_short && !has_factors =>
+        {
+            Algorithm::Dissemination
+        }
+        Operation::AllGather | Operation::AllGatherV | Operation::Split | Operation::SplitGrid
+            if ranks >= ROUNDS && is_short =>
+        {
+            Algorithm::Dissemination
+        }
+        Operation::Reduce if ranks >= TREE && is_short && !has_factors => Algorithm::Tree,
+        Operation::Gather | Operation::GatherV | Operation::Scatter | Operation::ScatterV
+            if ranks >= TREE && is_short =>
+        {
+            Algorithm::Tree
+        }
         Operation::AllReduce | Operation::Reduce
-            if ranks > 2 && (ranks - 1) * longest > ONE_PHASE && call.blocks.longest() >= ranks =>
+            if call.blocks.longest() >= ranks && (ranks - 1) * longest > one_phase(ranks) =>
         {
             Algorithm::TwoPhase
         }
-        Operation::Broadcast if ranks > 2 && longest > BROADCAST_IN_PARTS => Algorithm::BroadcastInParts,
-        Operation::Broadcast if ranks >= ROUNDS => Algorithm::Tree,
-        Operation::Barrier | Operation::Finalize if ranks >= ROUNDS => Algorithm::Dissemination,
         _ => Algorithm::Direct,
     }
+}
+
+/// Two ranks exchange as many bytes in two phases as in one, but combine half.
+fn one_phase(ranks: usize) -> usize {
+    if ranks == 2 { ONE_PHASE_OF_TWO } else { ONE_PHASE }
 }
 
 /// Elements of a piece of a reduction of blocks of this many elements of so many bytes.
@@ -140,7 +177,50 @@ mod tests {
         assert_eq!(chosen_for(Operation::AllReduce, DType::F32, 1 << 20, &default), Algorithm::ByPlace);
         let unequal = Shape { are_equal: false, ranks: 3, ..default };
         assert_eq!(chosen_for(Operation::AllReduce, DType::F32, 1 << 20, &unequal), Algorithm::ByHost);
-        assert_eq!(chosen_for(Operation::AllToAll, DType::F32, 8, &default), Algorithm::Direct);
+    }
+
+    #[test]
+    fn short_blocks_go_together_and_long_ones_the_direct_way() {
+        let shape = Shape { hosts: 2, most: 2, ..Shape::flat(4) };
+        for (operation, long) in [
+            (Operation::AllToAll, Algorithm::NearAndFar),
+            (Operation::Gather, Algorithm::NearAndFar),
+            (Operation::ScatterV, Algorithm::NearAndFar),
+            (Operation::AllGather, Algorithm::ByPlace),
+            (Operation::AllGatherV, Algorithm::ByHost),
+        ] {
+            assert_eq!(chosen_for(operation, DType::U8, 8, &shape), Algorithm::ByHost, "{operation:?}");
+            assert_eq!(chosen_for(operation, DType::U8, 1 << 20, &shape), long, "{operation:?}");
+            let apart = Shape { in_order: false, ..shape };
+            assert_eq!(chosen_for(operation, DType::U8, 1 << 20, &apart), Algorithm::Direct, "{operation:?}");
+        }
+        // Each rank knows other lengths.
+        for bytes in [8, 1 << 20] {
+            let chosen = chosen_for(Operation::AllToAllV, DType::U8, bytes, &shape);
+            assert_eq!(chosen, Algorithm::NearAndFar);
+        }
+    }
+
+    #[test]
+    fn what_is_short_among_many_takes_few_messages() {
+        for (operation, algorithm) in [
+            (Operation::AllReduce, Algorithm::Dissemination),
+            (Operation::Scan, Algorithm::Dissemination),
+            (Operation::AllGather, Algorithm::Dissemination),
+            (Operation::Reduce, Algorithm::Tree),
+            (Operation::Gather, Algorithm::Tree),
+            (Operation::ScatterV, Algorithm::Tree),
+        ] {
+            assert_eq!(chosen(operation, 1000, 4), algorithm, "{operation:?}");
+            assert_eq!(chosen(operation, 4, 4), Algorithm::Direct, "{operation:?}");
+        }
+        assert_eq!(chosen(Operation::AllReduce, 1000, 1 << 20), Algorithm::TwoPhase);
+        assert_eq!(chosen(Operation::AllGather, 1000, 1 << 20), Algorithm::Direct);
+        let blocks = Blocks::Equal(1);
+        let mut call =
+            Call { dtype: DType::F32, blocks, recv_blocks: blocks, ..Call::empty(Operation::AllReduce) };
+        call.reduction.code = ReductionCode::PreMulSum;
+        assert_eq!(choose(&call, &call.flow(), &Shape::flat(1000)), Algorithm::Direct);
     }
 
     #[test]
@@ -150,8 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_exchange_all_and_more_share_long_reductions() {
-        assert_eq!(chosen(Operation::AllReduce, 2, 64 << 20), Algorithm::Direct);
+    fn two_ranks_exchange_all_and_more_share_longer_reductions() {
+        assert_eq!(chosen(Operation::AllReduce, 2, 64 << 10), Algorithm::Direct);
+        assert_eq!(chosen(Operation::AllReduce, 2, 64 << 20), Algorithm::TwoPhase);
         assert_eq!(chosen(Operation::AllReduce, 3, 8), Algorithm::Direct);
         assert_eq!(chosen(Operation::AllReduce, 3, 64 << 20), Algorithm::TwoPhase);
     }

@@ -5,7 +5,12 @@
 
 mod broadcast;
 mod by_host;
+mod by_place;
 mod direct;
+mod exchange_by_host;
+mod gathering;
+mod near_and_far;
+mod rounds;
 mod two_phase;
 
 use super::UcxComm;
@@ -134,6 +139,7 @@ impl UcxComm {
                 (Algorithm::OnHost, Some(hosts)) => self.on_host(state, hosts, call),
                 (Algorithm::ByHost, Some(hosts)) => self.by_host(state, hosts, call, &flow),
                 (Algorithm::ByPlace, Some(hosts)) => self.by_place(state, hosts, call, &flow),
+                (Algorithm::NearAndFar, Some(hosts)) => self.near_and_far(state, hosts, call, &flow),
                 (algorithm, _) => self.everybody().perform(state, call, &flow, algorithm),
             }
         };
@@ -214,9 +220,13 @@ impl Group<'_> {
                 Algorithm::Direct => self.pass_direct(state, call, flow),
                 Algorithm::TwoPhase => self.two_phase(state, call, flow),
                 Algorithm::BroadcastInParts => self.broadcast_in_parts(state, call, flow),
-                Algorithm::Tree => self.broadcast_along_tree(state, call, flow),
-                Algorithm::Dissemination => self.disseminate(state),
-                Algorithm::OnHost | Algorithm::ByHost | Algorithm::ByPlace => {
+                Algorithm::Tree if call.operation == Operation::Broadcast => {
+                    self.broadcast_along_tree(state, call, flow)
+                }
+                Algorithm::Tree if flow.scattered => self.scatter_along_tree(state, call, flow),
+                Algorithm::Tree => self.gather_along_tree(state, call, flow),
+                Algorithm::Dissemination => self.disseminate(state, call, flow),
+                Algorithm::OnHost | Algorithm::ByHost | Algorithm::ByPlace | Algorithm::NearAndFar => {
                     unreachable!("chosen for all ranks, where some share a host")
                 }
             }
@@ -283,28 +293,6 @@ impl Group<'_> {
             }
         }
         differs.map_or(Ok(()), |(peer, header)| Err(self.comm.differ(state, peer, &header)))
-    }
-
-    /// A barrier in rounds: in round i each rank hears of the rank 2^i before it, and so of all before that.
-    fn disseminate(&self, state: &mut CollectiveState) -> Result<()> {
-        let (rank, ranks) = (self.rank, self.ranks());
-        let rounds = (ranks - 1).ilog2() + 1;
-        for round in 0..rounds {
-            let (number, distance) = (u64::from(round), 1 << round);
-            state.begin_step(number);
-            // SAFETY: no bytes.
-            unsafe {
-                self.receive_part(
-                    state,
-                    number,
-                    (rank + ranks - distance) % ranks,
-                    (std::ptr::null_mut(), 0),
-                );
-                self.send_part(state, number, (rank + distance) % ranks, (std::ptr::null(), 0));
-            }
-            self.finish_step(state, number)?;
-        }
-        Ok(())
     }
 
     /// Copies a rank's own block to its place, unless it is there.

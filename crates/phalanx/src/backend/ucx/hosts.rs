@@ -8,10 +8,11 @@ use crate::contract::hosts::HostTopology;
 use crate::control::endpoint::{Endpoint, NewChannel};
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
-use crate::control::outer::Outer;
+use crate::control::outer::{Outer, Wait};
 use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
+use std::ops::Range;
 
 /// Where the ranks are, and the channel of those of this host.
 pub(super) struct Hosts {
@@ -34,6 +35,14 @@ impl Hosts {
     /// The number of ranks of each host.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.topology.num_hosts()).map(|host| self.topology.ranks_of(host).len())
+    }
+
+    /// The ranks of each host, if those of a host follow each other.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.sizes().scan(0, |first, size| {
+            let start = std::mem::replace(first, *first + size);
+            Some(start..start + size)
+        })
     }
 
     /// The place of a rank of this host among those of it.
@@ -115,10 +124,12 @@ impl UcxComm {
         let members = mates.iter().map(in_base).collect();
         let part = Endpoint::attach(world.clone(), channel, place, members, self.endpoint.timeout());
         let world = self.link.world.clone();
-        let advance = Box::new(move || {
+        let advance = Box::new(move |wait| {
             let mut worker = world.worker();
             worker.progress();
-            worker.fetch_aside();
+            if wait == Wait::Long {
+                worker.fetch_aside();
+            }
         });
         part.belong_to(Outer { endpoint: self.endpoint.clone(), ranks: mates.to_vec(), advance });
         base.over(part)

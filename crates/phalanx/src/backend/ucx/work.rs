@@ -24,11 +24,15 @@ pub(crate) fn work(planned: &Planned<'_>, placement: &Placement, on_host: OnHost
         Algorithm::OnHost => return on_host(planned, placement),
         Algorithm::ByHost => return through.leaders(call.operation),
         Algorithm::ByPlace => return through.places(call.operation),
+        Algorithm::NearAndFar => return through.near_and_far(&scene),
         Algorithm::Direct => scene.direct(),
         Algorithm::TwoPhase => scene.two_phase(),
         Algorithm::BroadcastInParts => scene.broadcast_in_parts(),
-        Algorithm::Tree => scene.rounds("tree", ranks - 1),
-        Algorithm::Dissemination => scene.rounds("dissemination", ranks * rounds(ranks)),
+        Algorithm::Tree if call.operation == Operation::Broadcast => scene.rounds("tree", ranks - 1),
+        Algorithm::Tree => scene.passed_on("tree", ranks - 1, ranks * rounds(ranks) / 2, 1),
+        Algorithm::Dissemination => {
+            scene.passed_on("dissemination", ranks * rounds(ranks), ranks * (ranks - 1), ranks)
+        }
     })
 }
 
@@ -81,6 +85,16 @@ impl Through<'_> {
                     self.inside("broadcast", rest),
                 ]
             }
+            Operation::Gather => vec![self.inside("gather", count), self.between(local * count, 1)],
+            Operation::Scatter => vec![self.between(local * count, 1), self.inside("scatter", count)],
+            Operation::AllToAll => {
+                let of_a_rank = self.placement.ranks * count;
+                vec![
+                    self.inside("gather", of_a_rank),
+                    self.between(local * local * count, 1),
+                    self.inside("scatter", of_a_rank),
+                ]
+            }
             _ => vec![self.inside("barrier", 0), self.between(0, 1), self.inside("barrier", 0)],
         };
         sum("by host", steps)
@@ -96,6 +110,11 @@ impl Through<'_> {
                 steps.push(self.between(count, local));
                 steps
             }
+            Operation::AllGather => {
+                let mut steps = vec![self.inside("all_gather", count); self.placement.hosts];
+                steps.push(self.between(count, local));
+                steps
+            }
             _ => {
                 let part = count / local;
                 vec![
@@ -106,6 +125,18 @@ impl Through<'_> {
             }
         };
         sum("by place", steps)
+    }
+
+    /// As `collective/near_and_far.rs` does it. With a root, one host has something to do inside.
+    fn near_and_far(&self, scene: &Scene<'_>) -> Option<Work> {
+        let here = Placement { ranks: self.placement.on_a_host(), hosts: 1, ..*self.placement };
+        let step = Planned { root: 0, ..*self.planned };
+        let inside = (self.on_host)(&step, &here)?;
+        let groups = if scene.both_ways() { self.placement.hosts } else { 1 };
+        let far = Pairs { near: 0, all_near: 0, ..Pairs::of(scene.flow, self.placement) };
+        let mut work = exchanged(&far, 1, scene.longest, scene.sharing());
+        work.add(&inside.in_parallel(groups));
+        Some(Work { algorithm: "near and far", ..work })
     }
 }
 
@@ -242,5 +273,20 @@ impl Scene<'_> {
         let mut work = exchanged(&pairs, 1, self.longest, 1);
         (work.host.waits, work.switch.waits) = (near as f64, far as f64);
         Work { algorithm, ..work }
+    }
+
+    /// The same, if the blocks that a rank passes on double with each round. All ranks together pass on so many, and `readers` have them
+    /// all in the end.
+    fn passed_on(&self, algorithm: &'static str, messages: usize, blocks: usize, readers: usize) -> Work {
+        let Scene { flow, placement, longest, .. } = *self;
+        let (ranks, local) = (placement.ranks, placement.on_a_host());
+        let mut work = self.rounds(algorithm, messages);
+        let all_near = blocks * (local - 1) / (ranks - 1);
+        work.host.bytes = Count::new(local - 1, all_near).times(longest);
+        work.switch.bytes = Count::new(ranks - local, blocks - all_near).times(longest);
+        if flow.reduced {
+            work.reduced = Count::each(ranks * longest, readers);
+        }
+        work
     }
 }

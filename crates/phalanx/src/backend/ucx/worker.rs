@@ -5,6 +5,7 @@
 
 use super::context::{check, create_context, library};
 use super::mail::{Body, Delivery, Header, Mail, Matching, Posted};
+use super::tunables::FETCHED;
 use crate::control::segment::SegmentId;
 use crate::types::error::Result;
 use phalanx_sys::ucx::*;
@@ -367,7 +368,7 @@ impl Worker {
             return operation;
         };
         let header: *const Header = &raw const *self.operations[operation].header;
-        let params = ucp_request_param_t::on_host(0);
+        let params = ucp_request_param_t::on_host(if len >= FETCHED { UCP_AM_SEND_FLAG_RNDV } else { 0 });
         // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
         let answer = unsafe {
             let header_len = size_of::<Header>();

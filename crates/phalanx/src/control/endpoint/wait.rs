@@ -5,6 +5,7 @@ use crate::control::diagnosis::is_message;
 use crate::control::failure::{ChannelFailure, FailureContext};
 use crate::control::flags::Park;
 use crate::control::liveness::Liveness;
+use crate::control::outer::Wait;
 use crate::control::record::CallRecord;
 use crate::os::RunInstant;
 use crate::os::sync::{AtomicU32, Ordering};
@@ -119,6 +120,9 @@ impl Endpoint {
             std::thread::yield_now();
             if ready()? {
                 return Ok(true);
+            }
+            if let Some(outer) = self.outer.get() {
+                (outer.advance)(Wait::Short);
             }
             self.check()?;
         }

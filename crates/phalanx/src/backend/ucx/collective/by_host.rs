@@ -2,7 +2,10 @@
 //! combined first; all_reduces and reduce_scatters that go so are those for which that is allowed ([`choose`](super::super::choose)).
 
 use super::super::UcxComm;
+use super::super::choose::piece;
 use super::super::hosts::Hosts;
+use super::super::tunables::PIECES_TOGETHER;
+use super::near_and_far::blocks_of;
 use super::{CollectiveState, Group, room};
 use crate::contract::{Blocks, Call, Flow, Operation};
 use crate::reduce;
@@ -10,7 +13,7 @@ use crate::types::error::Result;
 use crate::types::op::{RawReduction, ReductionCode};
 
 /// The sum whose quotient is the average.
-fn summed(reduction: RawReduction) -> RawReduction {
+pub(super) fn summed(reduction: RawReduction) -> RawReduction {
     match reduction.code {
         ReductionCode::Avg => RawReduction { code: ReductionCode::Sum, factor: 0 },
         _ => reduction,
@@ -59,17 +62,22 @@ impl UcxComm {
         // SAFETY: the caller's contract; each step gets memory of the call, or of this rank.
         let done = unsafe {
             match call.operation {
-                Operation::Broadcast => (|| {
-                    if is_leader {
-                        group.carry_out(state, &Call { root: roots_host, ..*call })?;
-                    }
-                    let send = if self.endpoint.rank == call.root { call.send } else { call.recv };
-                    self.on_host(state, hosts, &Call { root: place, send, ..*call })
-                })(),
+                Operation::Broadcast => {
+                    self.broadcast_by_host(state, hosts, &group, (place, is_leader, roots_host), call)
+                }
                 Operation::Reduce | Operation::AllReduce => {
                     self.reduce_by_host(state, hosts, &group, (place, is_leader, roots_host), call)
                 }
-                Operation::AllGather => self.gather_by_host(state, hosts, &group, is_leader, call, flow),
+                Operation::AllGather | Operation::AllGatherV => {
+                    self.gather_by_host(state, hosts, &group, is_leader, call, flow)
+                }
+                Operation::Gather | Operation::GatherV => {
+                    self.gather_at_root(state, hosts, &group, (place, is_leader, roots_host), call)
+                }
+                Operation::Scatter | Operation::ScatterV => {
+                    self.scatter_from_root(state, hosts, &group, (place, is_leader, roots_host), call)
+                }
+                Operation::AllToAll => self.exchange_by_host(state, hosts, &group, is_leader, call),
                 _ => (|| {
                     // A barrier.
                     let call = Call::empty(Operation::Barrier);
@@ -83,6 +91,73 @@ impl UcxComm {
         };
         state.leaders = leaders;
         done
+    }
+
+    /// The leaders pass on what each gets. Between two hosts a long broadcast goes in pieces: the next one is under way meanwhile.
+    ///
+    /// # Safety
+    /// As for `by_host`.
+    unsafe fn broadcast_by_host(
+        &self,
+        state: &mut CollectiveState,
+        hosts: &Hosts,
+        group: &Group<'_>,
+        (place, is_leader, root): (usize, bool, usize),
+        call: &Call<'_>,
+    ) -> Result<()> {
+        let (count, size, is_root) =
+            (call.blocks.longest(), call.dtype.size(), self.endpoint.rank == call.root);
+        let send = if is_root { call.send } else { call.recv };
+        let most = if group.ranks() == 2 { PIECES_TOGETHER * piece(size) } else { count };
+        if count <= most {
+            // SAFETY: the caller's contract.
+            return unsafe {
+                if is_leader {
+                    group.carry_out(state, &Call { root, ..*call })?;
+                }
+                self.on_host(state, hosts, &Call { root: place, send, ..*call })
+            };
+        }
+        let bytes = |number: usize| most.min(count - number * most) * size;
+        let at = |number: usize| number * most * size;
+        let pieces = count.div_ceil(most);
+        // SAFETY: the caller's contract; the pieces are apart.
+        let post = |state: &mut CollectiveState, number: usize| unsafe {
+            if !is_leader || number >= pieces {
+                return;
+            }
+            let (step, other) = (number as u64, 1 - group.rank);
+            state.begin_step(step);
+            match is_root {
+                true => group.send_part(state, step, other, (send.add(at(number)), bytes(number))),
+                false => group.receive_part(state, step, other, (call.recv.add(at(number)), bytes(number))),
+            }
+        };
+        let await_piece = |state: &mut CollectiveState, number: usize| match is_leader {
+            true => group.finish_step(state, number as u64),
+            false => Ok(()),
+        };
+        post(state, 0);
+        for number in 0..pieces {
+            post(state, number + 1);
+            if !is_root {
+                await_piece(state, number)?;
+            }
+            let blocks = Blocks::Equal(bytes(number) / size);
+            let (send, recv) = (send.wrapping_add(at(number)), call.recv.wrapping_add(at(number)));
+            let part = Call { root: place, send, recv, blocks, recv_blocks: blocks, ..*call };
+            // SAFETY: as above; this rank's own piece, which is sent, is only read.
+            unsafe {
+                self.on_host(state, hosts, &part)?;
+                if is_root && hosts.channel.is_none() && send != recv.cast_const() {
+                    reduce::copy(recv, send, bytes(number), false);
+                }
+            }
+            if is_root {
+                await_piece(state, number)?;
+            }
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -135,20 +210,18 @@ impl UcxComm {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let count = call.blocks.longest();
-        let ranks = hosts.of_own();
-        let (first, behind) = (ranks[0], ranks[0] + ranks.len());
+        let mates = hosts.of_own();
+        let (first, behind) = (mates[0], mates[0] + mates.len());
         let at = |rank: usize| call.recv.wrapping_add(flow.target_offset(rank));
         // SAFETY: the caller's contract; the blocks of a host lie side by side.
         unsafe {
             if hosts.channel.is_none() {
                 group.comm.everybody().copy_own(call, flow, call.send);
             }
-            self.on_host(state, hosts, &Call { recv: at(first), ..*call })?;
+            let blocks = blocks_of(call.blocks, mates);
+            self.on_host(state, hosts, &Call { recv: at(first), blocks, recv_blocks: blocks, ..*call })?;
             if is_leader {
-                let mut counts = std::mem::take(&mut state.counts);
-                counts.clear();
-                counts.extend(hosts.sizes().map(|ranks| ranks * count));
+                let counts = self.counts_by_host(state, hosts, call.blocks);
                 let blocks = Blocks::Each(&counts);
                 let operation = Operation::AllGatherV;
                 let exchange = Call { operation, send: at(first), blocks, recv_blocks: blocks, ..*call };
@@ -158,7 +231,7 @@ impl UcxComm {
             }
             for (from, to) in [(0, first), (behind, self.endpoint.ranks)] {
                 if from < to {
-                    let blocks = Blocks::Equal((to - from) * count);
+                    let blocks = Blocks::Equal(call.blocks.offset(to) - call.blocks.offset(from));
                     let (send, recv) = (at(from).cast_const(), at(from));
                     let operation = Operation::Broadcast;
                     let rest = Call { operation, root: 0, send, recv, blocks, recv_blocks: blocks, ..*call };
@@ -169,61 +242,11 @@ impl UcxComm {
         Ok(())
     }
 
-    /// By all ranks of each host, which have as many: those in the same place combine a part over UCX.
-    ///
-    /// # Safety
-    /// As for [`Backend::collective`](crate::contract::Backend::collective).
-    pub(super) unsafe fn by_place(
-        &self,
-        state: &mut CollectiveState,
-        hosts: &Hosts,
-        call: &Call<'_>,
-        flow: &Flow<'_>,
-    ) -> Result<()> {
-        let (across, here) =
-            (Group { comm: self, members: &hosts.across, rank: hosts.own }, hosts.of_own().len());
-        let (count, place, reduction) = (call.blocks.longest(), hosts.place, summed(call.reduction));
-        if call.operation == Operation::ReduceScatter {
-            let own = room(&mut state.of_host, hosts.across.len() * count * flow.size);
-            // SAFETY: the caller's contract; there is room for a block of each host.
-            unsafe {
-                for host in 0..hosts.across.len() {
-                    let send = call.send.wrapping_add(host * here * count * flow.size);
-                    let recv = own.wrapping_add(host * count * flow.size);
-                    self.on_host(state, hosts, &Call { send, recv, reduction, ..*call })?;
-                }
-                across.carry_out(state, &Call { send: own, reduction, ..*call })?;
-                self.divide(call, call.recv, count);
-            }
-            return Ok(());
-        }
-        let mut counts = std::mem::take(&mut state.counts);
-        counts.clear();
-        counts.extend((0..here).map(|part| count * (part + 1) / here - count * part / here));
-        let (blocks, len) = (Blocks::Each(&counts), counts[place]);
-        let part = call.recv.wrapping_add(blocks.offset(place) * flow.size);
-        let call = Call { blocks, recv_blocks: blocks, ..*call };
-        // SAFETY: the caller's contract; the parts lie in `send` and `recv`, and are apart.
-        let done = (|| unsafe {
-            let scatter = Call { operation: Operation::ReduceScatterV, recv: part, reduction, ..call };
-            self.on_host(state, hosts, &scatter)?;
-            let (send, blocks) = (part.cast_const(), Blocks::Equal(len));
-            across.carry_out(
-                state,
-                &Call { send, recv: part, reduction, blocks, recv_blocks: blocks, ..call },
-            )?;
-            self.divide(&call, part, len);
-            self.on_host(state, hosts, &Call { operation: Operation::AllGatherV, send, ..call })
-        })();
-        state.counts = counts;
-        done
-    }
-
     /// Makes averages of sums.
     ///
     /// # Safety
     /// So many elements are there, and nothing else uses them.
-    unsafe fn divide(&self, call: &Call<'_>, sums: *mut u8, count: usize) {
+    pub(super) unsafe fn divide(&self, call: &Call<'_>, sums: *mut u8, count: usize) {
         if call.reduction.code == ReductionCode::Avg {
             // SAFETY: the caller's contract.
             unsafe { reduce::divide(call.dtype, sums, count, self.endpoint.ranks) };

@@ -30,34 +30,65 @@ impl Group<'_> {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks) = (self.rank, self.ranks());
-        let mut send = call.send;
-        if flow.scattered && flow.gathered && call.send == call.recv.cast_const() {
-            // An all_to_all in place: what is received takes the place of what is sent.
-            let len = flow.send_len(rank, ranks);
-            let copy = state.scratch(len);
-            // SAFETY: so many bytes are read, and there is room for them.
-            unsafe { reduce::copy(copy, call.send, len, false) };
-            send = copy;
+        // SAFETY: the caller's contract; what is received goes to other places than this rank's own block.
+        unsafe {
+            let send = self.apart(state, call, flow);
+            self.post_blocks(state, call, flow, send, |_| true);
+            self.copy_own(call, flow, send);
         }
+        self.finish_step(state, 0)
+    }
+
+    /// What this rank gives: a copy of it, if what it gets takes its place.
+    ///
+    /// # Safety
+    /// As for `pass_direct`.
+    pub(super) unsafe fn apart(
+        &self,
+        state: &mut CollectiveState,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+    ) -> *const u8 {
+        let is_exchanged = flow.scattered && flow.gathered;
+        if !is_exchanged || call.send != call.recv.cast_const() {
+            return call.send;
+        }
+        let len = flow.send_len(self.rank, self.ranks());
+        let copy = state.scratch(len);
+        // SAFETY: so many bytes are read, and there is room for them.
+        unsafe { reduce::copy(copy, call.send, len, false) };
+        copy
+    }
+
+    /// Posts step 0: the blocks that go to and come from those peers for which `counts` is true.
+    ///
+    /// # Safety
+    /// As for `pass_direct`, until the step is over.
+    pub(super) unsafe fn post_blocks(
+        &self,
+        state: &mut CollectiveState,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+        send: *const u8,
+        counts: impl Fn(usize) -> bool,
+    ) {
+        let rank = self.rank;
+        let peers = || self.peers().filter(|peer| counts(*peer));
         state.begin_step(0);
         if flow.readers.includes(rank) {
-            for peer in self.peers().filter(|peer| flow.writers.includes(*peer)) {
+            for peer in peers().filter(|peer| flow.writers.includes(*peer)) {
                 let target = flow.target(rank, peer);
                 // SAFETY: the place lies in `recv`; places of different writers are apart.
                 unsafe { self.receive_part(state, 0, peer, (call.recv.add(target.start), target.len())) };
             }
         }
         if flow.writers.includes(rank) {
-            for peer in self.peers().filter(|peer| flow.readers.includes(*peer)) {
+            for peer in peers().filter(|peer| flow.readers.includes(*peer)) {
                 let source = flow.source(rank, peer);
                 // SAFETY: the block lies in `send`, or in its copy.
                 unsafe { self.send_part(state, 0, peer, (send.add(source.start), source.len())) };
             }
         }
-        // SAFETY: the caller's contract; what is received goes to other places.
-        unsafe { self.copy_own(call, flow, send) };
-        self.finish_step(state, 0)
     }
 
     /// Carries out a reduction: each reader gets the contributions of all, in pieces, and combines them.

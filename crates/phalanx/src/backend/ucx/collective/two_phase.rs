@@ -1,4 +1,4 @@
-//! Two phases: each rank combines a part of each chunk, and passes the result on to those that get it. The contributions to the next
+//! Two phases: each rank combines a share of each chunk, and passes the result on to those that get it. The contributions to the next
 //! chunk are under way meanwhile.
 
 use super::super::choose::piece;
@@ -8,7 +8,127 @@ use crate::reduce::{Reducer, Targets};
 use crate::types::error::Result;
 use std::ops::Range;
 
+/// Elements that are combined together. Two chunks are under way at most.
+pub(super) struct Chunk {
+    /// From 0.
+    pub number: usize,
+    pub send: *const u8,
+    pub recv: *mut u8,
+    pub len: usize,
+}
+
+impl Chunk {
+    /// The elements that a rank combines.
+    fn share(&self, owner: usize, ranks: usize) -> Range<usize> {
+        self.len * owner / ranks..self.len * (owner + 1) / ranks
+    }
+
+    fn contributions(&self) -> u64 {
+        2 * self.number as u64
+    }
+
+    fn results(&self) -> u64 {
+        2 * self.number as u64 + 1
+    }
+}
+
+/// Room for the contributions of all to this rank's shares of two chunks, and behind each for its result, if this rank gets none.
+pub(super) struct Shares {
+    start: *mut u8,
+    /// Bytes of a share.
+    room: usize,
+    ranks: usize,
+}
+
+impl Shares {
+    fn aside(&self, chunk: &Chunk, place: usize) -> *mut u8 {
+        self.start.wrapping_add(self.room * ((chunk.number % 2) * (self.ranks + 1) + place))
+    }
+}
+
 impl Group<'_> {
+    /// Room for chunks of so many elements, until the scratch is used again.
+    pub(super) fn shares(&self, state: &mut CollectiveState, len: usize, size: usize) -> Shares {
+        let ranks = self.ranks();
+        let room = len.div_ceil(ranks) * size;
+        Shares { start: state.scratch(2 * room * (ranks + 1)), room, ranks }
+    }
+
+    /// Posts the contributions to a chunk.
+    ///
+    /// # Safety
+    /// `send` and `recv` have the chunk's elements, which nothing else uses until it is finished.
+    pub(super) unsafe fn begin_chunk(
+        &self,
+        state: &mut CollectiveState,
+        flow: &Flow<'_>,
+        shares: &Shares,
+        chunk: &Chunk,
+    ) {
+        let (ranks, size, step) = (self.ranks(), flow.size, chunk.contributions());
+        let own = chunk.share(self.rank, ranks);
+        state.begin_step(step);
+        for peer in self.peers() {
+            // SAFETY: each rank has its place in the scratch.
+            unsafe { self.receive_part(state, step, peer, (shares.aside(chunk, peer), own.len() * size)) };
+        }
+        for peer in self.peers() {
+            let share = chunk.share(peer, ranks);
+            let data = chunk.send.wrapping_add(share.start * size);
+            // SAFETY: the share lies in `send`, and is not written before it is sent.
+            unsafe { self.send_part(state, step, peer, (data, share.len() * size)) };
+        }
+    }
+
+    /// Waits for the contributions to a chunk.
+    pub(super) fn await_chunk(&self, state: &mut CollectiveState, chunk: &Chunk) -> Result<()> {
+        self.finish_step(state, chunk.contributions())
+    }
+
+    /// Combines this rank's share of a chunk, and posts the results. Those of the chunk before have come.
+    ///
+    /// # Safety
+    /// As for `begin_chunk`; the contributions have come.
+    pub(super) unsafe fn combine_chunk(
+        &self,
+        state: &mut CollectiveState,
+        (call, flow): (&Call<'_>, &Flow<'_>),
+        shares: &Shares,
+        chunk: &Chunk,
+    ) {
+        let (rank, ranks, size, step) = (self.rank, self.ranks(), flow.size, chunk.results());
+        let own = chunk.share(rank, ranks);
+        let is_reader = flow.readers.includes(rank);
+        let target = match is_reader {
+            true => chunk.recv.wrapping_add(own.start * size),
+            false => shares.aside(chunk, ranks),
+        };
+        let source = |writer: usize| match writer == rank {
+            true => chunk.send.wrapping_add(own.start * size),
+            false => shares.aside(chunk, writer).cast_const(),
+        };
+        let sources: Vec<*const u8> = (0..ranks).map(source).collect();
+        let factors = &state.factors[..ranks];
+        // SAFETY: each source has a share, which is sent; the target is apart from them, or this rank's own.
+        unsafe { Reducer::of(call).run(Targets::new(&[target], false), &sources, factors, own.len()) };
+        state.begin_step(step);
+        for peer in self.peers().filter(|_| is_reader) {
+            let share = chunk.share(peer, ranks);
+            let place = chunk.recv.wrapping_add(share.start * size);
+            // SAFETY: the share lies in `recv`; in place, its contribution is sent.
+            unsafe { self.receive_part(state, step, peer, (place, share.len() * size)) };
+        }
+        for peer in self.peers().filter(|peer| flow.readers.includes(*peer)) {
+            // SAFETY: the result stays until the step is over.
+            unsafe { self.send_part(state, step, peer, (target, own.len() * size)) };
+        }
+    }
+
+    /// Waits for the results of a chunk.
+    pub(super) fn finish_chunk(&self, state: &mut CollectiveState, chunk: &Chunk) -> Result<()> {
+        self.finish_step(state, chunk.results())
+    }
+
     /// Carries out a long all_reduce or reduce.
     ///
     /// # Safety
@@ -19,69 +139,33 @@ impl Group<'_> {
         call: &Call<'_>,
         flow: &Flow<'_>,
     ) -> Result<()> {
-        let (rank, ranks, size) = (self.rank, self.ranks(), flow.size);
-        let (most, count) = (piece(size) * ranks, call.blocks.longest());
-        let chunks = count.div_ceil(most);
-        let part = |chunk: usize, owner: usize| -> Range<usize> {
-            let (start, len) = (chunk * most, most.min(count - chunk * most));
-            start + len * owner / ranks..start + len * (owner + 1) / ranks
+        let (size, count) = (flow.size, call.blocks.longest());
+        let most = piece(size) * self.ranks();
+        let chunk = |number: usize| {
+            let at = number * most;
+            let (send, recv) = (call.send.wrapping_add(at * size), call.recv.wrapping_add(at * size));
+            (at < count).then(|| Chunk { number, send, recv, len: most.min(count - at) })
         };
-        let room = part(0, ranks - 1).len() * size;
-        // For each of two chunks: the contributions, and behind them this rank's part of the result, if it gets none.
-        let scratch = state.scratch(2 * room * (ranks + 1));
-        let aside =
-            |chunk: usize, place: usize| scratch.wrapping_add(room * ((chunk % 2) * (ranks + 1) + place));
-        for chunk in 0..chunks {
-            let (contributions, results) = (2 * chunk as u64, 2 * chunk as u64 + 1);
-            let own = part(chunk, rank);
-            state.begin_step(contributions);
-            for peer in self.peers() {
-                // SAFETY: each rank has its place in the scratch.
-                unsafe {
-                    self.receive_part(state, contributions, peer, (aside(chunk, peer), own.len() * size))
-                };
-            }
-            for peer in self.peers() {
-                let part = part(chunk, peer);
-                let data = call.send.wrapping_add(part.start * size);
-                // SAFETY: the part lies in `send`, and is not written before it is sent.
-                unsafe { self.send_part(state, contributions, peer, (data, part.len() * size)) };
-            }
-            self.finish_step(state, contributions)?;
-            if chunk > 0 {
-                self.finish_step(state, results - 2)?;
-            }
-            let is_reader = flow.readers.includes(rank);
-            let target = match is_reader {
-                true => call.recv.wrapping_add(own.start * size),
-                false => aside(chunk, ranks),
-            };
-            let source = |writer: usize| match writer == rank {
-                true => call.send.wrapping_add(own.start * size),
-                false => aside(chunk, writer).cast_const(),
-            };
-            let sources: Vec<*const u8> = (0..ranks).map(source).collect();
-            // SAFETY: each source has a part, which is sent; the target is apart from them, or this rank's own.
-            unsafe {
-                Reducer::of(call).run(
-                    Targets::new(&[target], false),
-                    &sources,
-                    &state.factors[..ranks],
-                    own.len(),
-                );
-            }
-            state.begin_step(results);
-            for peer in self.peers().filter(|_| is_reader) {
-                let part = part(chunk, peer);
-                let place = call.recv.wrapping_add(part.start * size);
-                // SAFETY: the part lies in `recv`; in place, its contribution is sent.
-                unsafe { self.receive_part(state, results, peer, (place, part.len() * size)) };
-            }
-            for peer in self.peers().filter(|peer| flow.readers.includes(*peer)) {
-                // SAFETY: the result stays until the step is over.
-                unsafe { self.send_part(state, results, peer, (target, own.len() * size)) };
-            }
+        let shares = self.shares(state, most.min(count), size);
+        let (mut next, mut before) = (chunk(0), None);
+        if let Some(first) = &next {
+            // SAFETY: the chunks lie in `send` and `recv`.
+            unsafe { self.begin_chunk(state, flow, &shares, first) };
         }
-        self.finish_step(state, 2 * chunks as u64 - 1)
+        while let Some(current) = next.take() {
+            self.await_chunk(state, &current)?;
+            next = chunk(current.number + 1);
+            if let Some(next) = &next {
+                // SAFETY: as above; the contributions to the chunk before that lay in the same place are combined.
+                unsafe { self.begin_chunk(state, flow, &shares, next) };
+            }
+            if let Some(before) = before.take() {
+                self.finish_chunk(state, &before)?;
+            }
+            // SAFETY: as above.
+            unsafe { self.combine_chunk(state, (call, flow), &shares, &current) };
+            before = Some(current);
+        }
+        before.map_or(Ok(()), |last| self.finish_chunk(state, &last))
     }
 }
