@@ -39,7 +39,7 @@ pub struct Options {
     #[arg(long, value_name = "COMMAND", conflicts_with = "encrypted")]
     torch_store: Option<String>,
     /// The most ranks for TCPStore, of which each asks for the value of each.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 1000)]
     torch_most: usize,
     /// Where to write the table as a picture.
     #[arg(long)]
@@ -85,7 +85,7 @@ fn table(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut lines: Vec<Line> =
         contestants().map(|contestant| Line { name: contestant.name, points: Vec::new() }).collect();
     println!(
-        "| ranks | store | join s | exchange s | its CPU s | its MB | all MB |\n|---:|---|---:|---:|---:|---:|---:|"
+        "| ranks | store | join s | exchange s | its CPU s | all CPU s | its MB | all MB |\n|---:|---|---:|---:|---:|---:|---:|---:|"
     );
     for &ranks in &options.ranks {
         let Options { per_host, bytes, encrypted, .. } = *options;
@@ -114,7 +114,8 @@ fn table(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 fn cells(row: &Row) -> String {
-    let times = [row.join, row.exchange, row.store_cpu].map(|time| format!("{:.2}", time.as_secs_f64()));
+    let times =
+        [row.join, row.exchange, row.store_cpu, row.all_cpu].map(|time| format!("{:.2}", time.as_secs_f64()));
     let memory = [row.memory.first, row.memory.all].map(|bytes| (bytes / 1_000_000).to_string());
     [times.join(" | "), memory.join(" | ")].join(" | ")
 }

@@ -30,8 +30,9 @@ pub struct Job {
 pub struct Row {
     pub join: Duration,
     pub exchange: Duration,
-    /// Processor time of the store's process.
+    /// Processor time of the store's process, and of all.
     pub store_cpu: Duration,
+    pub all_cpu: Duration,
     pub memory: Peak,
 }
 
@@ -68,17 +69,20 @@ impl Contestant {
             let crowd = Crowd { address: address.clone(), first, count, ranks, per_host, bytes, encrypted };
             crowds.push(self.start(&crowd.arguments(), &token)?);
         }
-        let watch =
-            Watch::of(std::iter::once(&store).chain(&crowds).map(|process| process.child.id()).collect());
+        let ids: Vec<u32> =
+            std::iter::once(&store).chain(&crowds).map(|process| process.child.id()).collect();
+        let watch = Watch::of(ids.clone());
+        let cpu_times = || ids.iter().map(|id| cpu_time(*id)).collect::<Vec<Duration>>();
         all_go_on(&mut crowds)?;
-        let (began, cpu) = (Instant::now(), cpu_time(store.child.id()));
+        let (began, before) = (Instant::now(), cpu_times());
         all_go_on(&mut crowds)?;
         let join = began.elapsed();
         let began = Instant::now();
         all_go_on(&mut crowds)?;
         let exchange = began.elapsed();
-        let store_cpu = cpu_time(store.child.id()).saturating_sub(cpu);
-        Ok(Row { join, exchange, store_cpu, memory: watch.end() })
+        let cpu = cpu_times().into_iter().zip(before).map(|(after, before)| after.saturating_sub(before));
+        let cpu: Vec<Duration> = cpu.collect();
+        Ok(Row { join, exchange, store_cpu: cpu[0], all_cpu: cpu.iter().sum(), memory: watch.end() })
     }
 
     fn start(&self, arguments: &[String], token: &Token) -> Result<Process> {
