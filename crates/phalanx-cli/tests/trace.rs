@@ -164,6 +164,7 @@ fn what_is_no_record_is_told() {
 #[test]
 fn ten_thousand_ranks_are_folded_by_host() {
     const RANKS: u64 = 10_000;
+    const OPERATIONS: u64 = 20;
     let folder = tempfile::tempdir().unwrap();
     let name = "job_x-rank0-100.json";
     let text = std::fs::read(format!("{}/tests/trace/hang/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap();
@@ -173,30 +174,39 @@ fn ten_thousand_ranks_are_folded_by_host() {
         "enqueued_ns": 1000, "started_ns": 1000, "ended_ns": 2000
     });
     record["error"] = Value::Null;
+    record["records"] = "OPERATIONS".into();
+    let operation = |sequence: u64| {
+        let mut operation = operation.clone();
+        for (name, time) in [("enqueued_ns", 1000), ("started_ns", 1000), ("ended_ns", 2000)] {
+            operation[name] = (time + 1_000_000 * sequence).into();
+        }
+        operation["sequence"] = sequence.into();
+        if sequence == OPERATIONS {
+            operation["state"] = "started".into();
+            operation["ended_ns"] = 0.into();
+        }
+        operation
+    };
+    let [all, all_but_one] =
+        [OPERATIONS, OPERATIONS - 1].map(|last| Value::from_iter((1..=last).map(operation)).to_string());
     for rank in 0..RANKS {
-        let last = if rank == 4321 { 19 } else { 20 };
-        let operations = (1..=last).map(|sequence| {
-            let mut operation = operation.clone();
-            for (name, time) in [("enqueued_ns", 1000), ("started_ns", 1000), ("ended_ns", 2000)] {
-                operation[name] = (time + 1_000_000 * sequence).into();
-            }
-            operation["sequence"] = sequence.into();
-            if sequence == 20 {
-                operation["state"] = "started".into();
-                operation["ended_ns"] = 0.into();
-            }
-            operation
-        });
-        record["records"] = operations.collect();
+        let (last, operations) =
+            if rank == 4321 { (OPERATIONS - 1, &all_but_one) } else { (OPERATIONS, &all) };
         let places = [("rank", rank), ("world_size", RANKS), ("made", last), ("written_ns", 1_000_000_000)];
         places.iter().for_each(|(name, value)| record[*name] = (*value).into());
         record["host"] = format!("h{}", rank / 8).into();
-        std::fs::write(folder.path().join(format!("job_x-rank{rank}-100.json")), record.to_string()).unwrap();
+        let text = record.to_string().replace("\"OPERATIONS\"", operations);
+        std::fs::write(folder.path().join(format!("job_x-rank{rank}-100.json")), text).unwrap();
     }
-    let svg = folder.path().join("picture.svg");
+    let pictures = tempfile::tempdir().unwrap();
+    let (svg, perfetto) = (pictures.path().join("picture.svg"), pictures.path().join("timeline.trace"));
+    let (to_svg, to_perfetto) = (svg.display(), perfetto.display());
     let began = std::time::Instant::now();
-    let said = say(phalanx(&format!("trace {} --svg {}", folder.path().display(), svg.display())));
+    let said =
+        say(phalanx(&format!("trace {} --svg {to_svg} --perfetto {to_perfetto}", folder.path().display())));
     let took = began.elapsed();
+    #[cfg(target_os = "linux")]
+    assert!(most_memory_of_a_child() < 500_000_000, "{} bytes", most_memory_of_a_child());
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     for part in [
         "10000 ranks",
@@ -209,7 +219,29 @@ fn ten_thousand_ranks_are_folded_by_host() {
     assert!(said.stdout.lines().count() < 60, "{}", said.stdout);
     let picture = std::fs::read_to_string(svg).unwrap();
     assert!(picture.contains("h0 ×8") && picture.contains("rank 4321") && picture.len() < 1 << 20);
+    let timeline: Value = serde_json::from_slice(&std::fs::read(perfetto).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let names =
+        events.iter().filter(|event| event["name"] == "process_name").map(|event| &event["args"]["name"]);
+    let names: Vec<&str> = names.map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(names.len(), 1250 + 1, "each host, and the rank at fault");
+    for name in ["8 ranks on h0: rank 0", "7 ranks on h540: rank 4320", "rank 4321"] {
+        assert!(names.contains(&name), "{name}");
+    }
     assert!(took < std::time::Duration::from_secs(30), "{took:?}");
+}
+
+/// The most memory, in bytes, that one of the programs had which this test program has started so far.
+#[cfg(target_os = "linux")]
+fn most_memory_of_a_child() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: a pointer that is valid for the call, which writes a whole `rusage`; zeroes are one, too.
+    let usage = unsafe {
+        assert_eq!(libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()), 0);
+        usage.assume_init()
+    };
+    // Linux counts KiB.
+    usage.ru_maxrss.cast_unsigned() * 1024
 }
 
 /// The data in a page.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const MANY: usize = 64;
 /// The most ranks at fault that are.
 const MAX_AT_FAULT: usize = 16;
-/// The most hosts that have a row.
+/// The most hosts that have a row of the picture.
 pub const MAX_HOSTS: usize = 48;
 /// The most groups of ranks that are told.
 const MAX_GROUPS: usize = 16;
@@ -27,8 +27,28 @@ pub fn shown(merged: &Merged, findings: &[Finding]) -> BTreeSet<usize> {
     }
 }
 
+/// Whom a row of a timeline is for.
+pub struct Row<'a> {
+    /// The rank whose operations it has.
+    pub rank: usize,
+    /// The host whose ranks it stands for, and their number. `None`: the rank alone.
+    pub host: Option<(&'a str, usize)>,
+}
+
+/// The rows of a timeline, in the order of ranks: of many ranks, the first of a host stands for those of its host that are not shown.
+/// The first `max_hosts` hosts have one.
+pub fn rows<'a>(merged: &'a Merged, shown: &BTreeSet<usize>, max_hosts: usize) -> Vec<Row<'a>> {
+    let hosts = hosts(merged, shown).into_iter().take(max_hosts);
+    let hosts = hosts.map(|(host, ranks)| Row { rank: ranks[0], host: Some((host, ranks.len())) });
+    let alone = shown.iter().filter(|rank| merged.ranks.contains_key(rank));
+    let alone = alone.map(|rank| Row { rank: *rank, host: None });
+    let mut rows: Vec<Row<'_>> = alone.chain(hosts).collect();
+    rows.sort_unstable_by_key(|row| row.rank);
+    rows
+}
+
 /// The ranks of each host, without those that are shown, in the order of their first ranks.
-pub fn hosts<'a>(merged: &'a Merged, shown: &BTreeSet<usize>) -> Vec<(&'a str, Vec<usize>)> {
+fn hosts<'a>(merged: &'a Merged, shown: &BTreeSet<usize>) -> Vec<(&'a str, Vec<usize>)> {
     let mut hosts: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (rank, record) in merged.ranks.iter().filter(|(rank, _)| !shown.contains(rank)) {
         hosts.entry(&record.host).or_default().push(*rank);

@@ -48,7 +48,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode> {
         }
     }
     if let Some(path) = &args.perfetto {
-        file::write(path, &serde_json::to_vec(&perfetto::export(&merged))?)?;
+        file::write(path, &perfetto::export(&merged))?;
     }
     if let Some(path) = &args.svg {
         // The largest communicator; --communicator selects another.

@@ -1,22 +1,52 @@
 //! The timeline in Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each
-//! communicator. Messages overlap, and are asynchronous events.
+//! communicator. Messages overlap, and are asynchronous events. Of many ranks, a host's first rank stands for those of its host.
 
 use super::merge::Merged;
 use super::record::{Operation, State};
+use super::{diagnosis, fold};
 use serde_json::{Value, json};
 
-/// All communicators in one timeline.
-pub fn export(merged: &[Merged]) -> Value {
+/// The events of a timeline as text: each is a few hundred bytes as a [`Value`], and there may be a hundred thousand.
+struct Events(Vec<u8>);
+
+impl Events {
+    fn new() -> Events {
+        Events(br#"{"displayTimeUnit":"ns","traceEvents":["#.to_vec())
+    }
+
+    fn push(&mut self, event: Value) {
+        if self.0.last() != Some(&b'[') {
+            self.0.push(b',');
+        }
+        self.0.extend_from_slice(event.to_string().as_bytes());
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.0.extend_from_slice(b"]}");
+        self.0
+    }
+}
+
+/// All communicators in one timeline, as JSON.
+pub fn export(merged: &[Merged]) -> Vec<u8> {
     let start = merged.iter().map(|merged| merged.start).min().unwrap_or(0);
-    let mut events = Vec::new();
+    let mut events = Events::new();
     for (thread, merged) in merged.iter().enumerate() {
         let end = merged.end();
-        for (rank, record) in &merged.ranks {
+        let shown = fold::shown(merged, &diagnosis::find(merged));
+        for fold::Row { rank, host } in fold::rows(merged, &shown, usize::MAX) {
+            let record = &merged.ranks[&rank];
             // The process tells rank 0 of one communicator from rank 0 of another.
-            let id = process_id(record.process, *rank);
+            let id = process_id(record.process, rank);
             let label = format!("{}, process {} on {}", record.program, record.process, record.host);
+            let process_name = match host {
+                None => format!("rank {rank}"),
+                Some((host, ranks)) => format!("{ranks} ranks on {host}: rank {rank}"),
+            };
             if thread == 0 {
-                events.push(json!({"ph": "M", "name": "process_name", "pid": id, "args": {"name": format!("rank {rank}")}}));
+                events.push(
+                    json!({"ph": "M", "name": "process_name", "pid": id, "args": {"name": process_name}}),
+                );
                 events
                     .push(json!({"ph": "M", "name": "process_labels", "pid": id, "args": {"labels": label}}));
                 events.push(
@@ -33,7 +63,7 @@ pub fn export(merged: &[Merged]) -> Value {
             }
         }
     }
-    json!({"displayTimeUnit": "ns", "traceEvents": events})
+    events.end()
 }
 
 /// Combines process and rank: thread ranks share a process id, and ranks of different hosts may.
@@ -42,7 +72,7 @@ fn process_id(process: u32, rank: usize) -> u64 {
 }
 
 fn add(
-    events: &mut Vec<Value>,
+    events: &mut Events,
     operation: &Operation,
     id: u64,
     thread: usize,

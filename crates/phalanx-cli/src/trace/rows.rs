@@ -34,23 +34,21 @@ pub fn rows<'a>(merged: &'a Merged, findings: &[Finding], last: usize) -> Vec<Ro
         is_at_fault: true,
     });
     let shown = fold::shown(merged, findings);
-    let alone = shown.iter().map(|rank| (*rank, format!("rank {rank}")));
-    let hosts = fold::hosts(merged, &shown).into_iter().take(fold::MAX_HOSTS);
-    let hosts = hosts.map(|(host, ranks)| {
-        let host: String = host.chars().take(MAX_NAME).collect();
-        (ranks[0], format!("{host} ×{}", ranks.len()))
-    });
-    let recorded = alone.chain(hosts).filter_map(|(rank, name)| {
-        let record = merged.ranks.get(&rank)?;
+    let recorded = fold::rows(merged, &shown, fold::MAX_HOSTS).into_iter().map(|fold::Row { rank, host }| {
+        let record = &merged.ranks[&rank];
         let shown = record.records.len().saturating_sub(last);
-        Some(Row {
+        let name = match host {
+            None => format!("rank {rank}"),
+            Some((host, ranks)) => format!("{} ×{ranks}", host.chars().take(MAX_NAME).collect::<String>()),
+        };
+        Row {
             rank,
             name,
             operations: &record.records[shown..],
             written_ns: record.written_ns,
             has_record: true,
             is_at_fault: at_fault.contains(&rank),
-        })
+        }
     });
     let mut rows: Vec<Row<'_>> = recorded.chain(absent).collect();
     rows.sort_unstable_by_key(|row| row.rank);

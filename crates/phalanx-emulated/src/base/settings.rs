@@ -18,6 +18,7 @@
 //! | `EMULATED_WRONG` | `6`: results of collectives on elements of this type (`ncclDataType_t`) have one wrong bit | |
 //! | `EMULATED_PEER_DEATH` | effect of a peer process's end: `hang` or `error` (`ncclRemoteError`) | `hang` |
 //! | `EMULATED_MISMATCH` | effect of ranks that call different operations: `end` the process or `hang` | `end` |
+//! | `EMULATED_RANKS_OF_AN_ID` | the most ranks of a communicator for each of its unique ids: with more it is not made | |
 //! | `EMULATED_INIT` | `hang`: communicators never become ready | |
 //! | `EMULATED_DESTROY` | `slow`: `ncclCommDestroy` takes 0.3 s to free the communicator | |
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
@@ -63,6 +64,7 @@ pub struct Settings {
     pub wrong_type: Option<u64>,
     pub peer_death_is_error: bool,
     pub mismatch_hangs: bool,
+    pub ranks_of_an_id: Option<usize>,
     pub init_hangs: bool,
     pub abort_hangs: bool,
     pub destroy_is_slow: bool,
@@ -137,6 +139,7 @@ fn read() -> Settings {
         wrong_type: text("EMULATED_WRONG").map(|_| value("EMULATED_WRONG", 0)),
         peer_death_is_error: choice("EMULATED_PEER_DEATH", ["hang", "error"]),
         mismatch_hangs: choice("EMULATED_MISMATCH", ["end", "hang"]),
+        ranks_of_an_id: text("EMULATED_RANKS_OF_AN_ID").map(|_| value("EMULATED_RANKS_OF_AN_ID", 0)),
         init_hangs: choice("EMULATED_INIT", ["", "hang"]),
         abort_hangs: choice("EMULATED_ABORT", ["", "hang"]),
         destroy_is_slow: choice("EMULATED_DESTROY", ["", "slow"]),

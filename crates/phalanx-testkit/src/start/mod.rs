@@ -4,25 +4,26 @@
 //! what a rank has of the store (a connection, authentication, heartbeats, the values of all) and nothing else.
 
 mod crowd;
-mod memory;
 mod plot;
+mod process;
+mod usage;
 
 use clap::{Args, Subcommand};
 use phalanx::internal::store::{Server, Settings, Token};
-use std::io::{BufRead, BufReader, Write};
+use plot::Line;
+use process::{Contestant, Job, Row};
+use std::error::Error;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 /// Longer than any step of the largest job takes.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Ranks of a process.
-const PER_PROCESS: usize = 2000;
 
 /// What to measure.
 #[derive(Args, Debug, Clone)]
 pub struct Options {
-    /// Numbers of ranks, one row each.
+    /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_value = "500,1000,2000")]
     ranks: Vec<usize>,
     /// Ranks of a host, which share a connection. 1: each has its own.
@@ -34,9 +35,18 @@ pub struct Options {
     /// Encrypted connections.
     #[arg(long)]
     encrypted: bool,
+    /// Measures torch's TCPStore, too: the command that runs docs/benchmarks/torch_store.py. Its ranks have a connection each.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "encrypted")]
+    torch_store: Option<String>,
+    /// The most ranks for TCPStore, of which each asks for the value of each.
+    #[arg(long, default_value_t = 1000)]
+    torch_most: usize,
     /// Where to write the table as a picture.
     #[arg(long)]
     svg: Option<PathBuf>,
+    /// Fails if phalanx takes more seconds for any number of ranks.
+    #[arg(long, value_name = "SECONDS")]
+    within: Option<f64>,
 }
 
 /// A process of a measurement.
@@ -57,121 +67,57 @@ enum Kind {
     Ranks(crowd::Crowd),
 }
 
-/// What one number of ranks took.
-struct Row {
-    join: Duration,
-    exchange: Duration,
-    memory: memory::Peak,
-}
-
-/// Measures each number of ranks and prints a table.
+/// Measures each number of ranks, prints a table, and draws it.
 pub fn measure(options: &Options) -> ExitCode {
-    println!("ranks,join s,exchange s,store MB,all MB");
-    let mut points = Vec::new();
-    for &ranks in &options.ranks {
-        let Row { join, exchange, memory } = match row(ranks, options) {
-            Ok(row) => row,
-            Err(error) => {
-                eprintln!("{ranks} ranks: {error}");
-                return ExitCode::FAILURE;
-            }
-        };
-        let (join, exchange) = (join.as_secs_f64(), exchange.as_secs_f64());
-        let [first, all] = [memory.first, memory.all].map(|bytes| bytes / 1_000_000);
-        println!("{ranks},{join:.2},{exchange:.2},{first},{all}");
-        points.push((ranks, join + exchange));
-    }
-    let written = options.svg.as_ref().map(|path| std::fs::write(path, plot::draw(&points)));
-    match written.transpose() {
-        Ok(_) => ExitCode::SUCCESS,
+    match table(options) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("the picture cannot be written: {error}");
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// A process of the measurement, with what it prints.
-struct Process {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Process {
-    fn start(arguments: &[String]) -> std::io::Result<Process> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("start-part")
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = BufReader::new(child.stdout.take().expect("it is piped"));
-        Ok(Process { child, output })
-    }
-
-    /// Waits for a line of its output.
-    fn line(&mut self) -> std::io::Result<String> {
-        let mut line = String::new();
-        match self.output.read_line(&mut line)? {
-            0 => Err(std::io::Error::other("a process of the measurement has ended: see its message")),
-            _ => Ok(line.trim_end().to_owned()),
+fn table(options: &Options) -> Result<(), Box<dyn Error>> {
+    let phalanx = Contestant::phalanx()?;
+    let torch = options.torch_store.as_deref().map(Contestant::torch);
+    let contestants = || [Some(&phalanx), torch.as_ref()].into_iter().flatten();
+    let mut lines: Vec<Line> =
+        contestants().map(|contestant| Line { name: contestant.name, points: Vec::new() }).collect();
+    println!(
+        "| ranks | store | join s | exchange s | its CPU s | all CPU s | its MB | all MB |\n|---:|---|---:|---:|---:|---:|---:|---:|"
+    );
+    for &ranks in &options.ranks {
+        let Options { per_host, bytes, encrypted, .. } = *options;
+        let job = Job { ranks, per_host: per_host.into(), bytes, encrypted };
+        for (contestant, line) in contestants().zip(&mut lines) {
+            if contestant.name != phalanx.name && ranks > options.torch_most {
+                continue;
+            }
+            let row = contestant
+                .measure(job)
+                .map_err(|error| format!("{ranks} ranks, {}: {error}", contestant.name))?;
+            println!("| {ranks} | {} | {} |", contestant.name, cells(&row));
+            line.points.push((ranks, row.seconds()));
         }
     }
-
-    /// Tells it to go on.
-    fn go_on(&mut self) -> std::io::Result<()> {
-        self.child.stdin.as_mut().expect("it is piped").write_all(b"\n")
+    if let Some(path) = &options.svg {
+        std::fs::write(path, plot::draw(&lines)?).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let slowest = lines[0].points.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
+    match options.within {
+        Some(most) if slowest > most => {
+            Err(format!("the start took {slowest:.2} s, and may take {most} s").into())
+        }
+        _ => Ok(()),
     }
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        // The end of its input ends it.
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
-    }
-}
-
-fn row(ranks: usize, options: &Options) -> std::io::Result<Row> {
-    let token = Token::random()?;
-    let mut arguments = vec!["store".to_owned()];
-    arguments.extend(options.encrypted.then(|| "--encrypted".to_owned()));
-    let mut store = Process::start(&arguments)?;
-    writeln!(store.child.stdin.as_mut().expect("it is piped"), "{}", token.reveal())?;
-    let address = store.line()?;
-    let mut crowds = Vec::new();
-    for first in (0..ranks).step_by(PER_PROCESS) {
-        let crowd = crowd::Crowd {
-            address: address.clone(),
-            first,
-            count: PER_PROCESS.min(ranks - first),
-            ranks,
-            per_host: options.per_host.into(),
-            bytes: options.bytes,
-            encrypted: options.encrypted,
-        };
-        let mut process = Process::start(&crowd.arguments())?;
-        writeln!(process.child.stdin.as_mut().expect("it is piped"), "{}", token.reveal())?;
-        crowds.push(process);
-    }
-    let ids = std::iter::once(&store).chain(&crowds).map(|process| process.child.id()).collect();
-    let watch = memory::Watch::of(ids);
-    let step = |crowds: &mut Vec<Process>| -> std::io::Result<Duration> {
-        crowds.iter_mut().try_for_each(|crowd| crowd.line().map(drop))?;
-        let began = Instant::now();
-        crowds.iter_mut().try_for_each(Process::go_on)?;
-        Ok(began.elapsed())
-    };
-    step(&mut crowds)?;
-    let began = Instant::now();
-    step(&mut crowds)?;
-    let join = began.elapsed();
-    let began = Instant::now();
-    step(&mut crowds)?;
-    let exchange = began.elapsed();
-    let memory = watch.end();
-    drop(crowds);
-    Ok(Row { join, exchange, memory })
+fn cells(row: &Row) -> String {
+    let times =
+        [row.join, row.exchange, row.store_cpu, row.all_cpu].map(|time| format!("{:.2}", time.as_secs_f64()));
+    let memory = [row.memory.first, row.memory.all].map(|bytes| (bytes / 1_000_000).to_string());
+    [times.join(" | "), memory.join(" | ")].join(" | ")
 }
 
 /// Runs a process of a measurement.

@@ -1,89 +1,75 @@
-//! The table as a picture: seconds to join and exchange over the number of ranks, both on logarithmic scales, and what N log N
-//! would be.
+//! The table as a picture: seconds to join and exchange over the number of ranks, on logarithmic scales.
 
-use std::fmt::Write;
+use plotters::prelude::*;
+use std::error::Error;
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 400.0;
-const MARGIN: f64 = 60.0;
+const SIZE: (u32, u32) = (720, 420);
+const FONT: (&str, u32) = ("sans-serif", 14);
+/// Colours that colour-blind people can tell apart, too (Okabe and Ito).
+const COLORS: [RGBColor; 2] = [RGBColor(0, 114, 178), RGBColor(213, 94, 0)];
 
-/// An SVG of ranks and seconds.
-pub fn draw(rows: &[(usize, f64)]) -> String {
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"13\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-    );
-    let Some((first, seconds)) = rows.first().copied() else {
-        return svg + "</svg>\n";
-    };
-    let n_log_n = |ranks: usize| ranks as f64 * (ranks as f64).log2();
-    let expected: Vec<(usize, f64)> =
-        rows.iter().map(|(ranks, _)| (*ranks, seconds * n_log_n(*ranks) / n_log_n(first))).collect();
-    let all = || rows.iter().chain(&expected);
-    let x_axis = Axis::over(all().map(|(ranks, _)| *ranks as f64), MARGIN, WIDTH - 20.0);
-    let y_axis = Axis::over(all().map(|(_, seconds)| *seconds), HEIGHT - MARGIN, 20.0);
-    let place = |(ranks, seconds): &(usize, f64)| (x_axis.at(*ranks as f64), y_axis.at(*seconds));
-    for (points, color, name, dashes) in
-        [(rows, "#0072b2", "measured", ""), (&expected[..], "#888888", "N log N", "6 4")]
+/// Ranks and seconds of a store.
+pub struct Line {
+    pub name: &'static str,
+    pub points: Vec<(usize, f64)>,
+}
+
+/// An SVG of the lines, and of what N log N would be from the first point of the first.
+pub fn draw(lines: &[Line]) -> Result<String, Box<dyn Error>> {
+    plotters::style::register_font(FONT.0, FontStyle::Normal, dejavu::sans::regular())
+        .map_err(|_| "the font of the picture is damaged")?;
+    let measured =
+        lines.iter().flat_map(|line| line.points.iter().map(|(ranks, seconds)| (*ranks as f64, *seconds)));
+    let measured: Vec<(f64, f64)> = measured.collect();
+    let (first, seconds) = *measured.first().ok_or("there is nothing to draw")?;
+    let n_log_n = |ranks: f64| (ranks, seconds * ranks * ranks.log2() / (first * first.log2()));
+    let ideal: Vec<(f64, f64)> = lines[0].points.iter().map(|(ranks, _)| n_log_n(*ranks as f64)).collect();
+    let all = || measured.iter().chain(&ideal).copied();
+    let mut svg = String::new();
     {
-        let line: Vec<String> =
-            points.iter().map(|point| format!("{:.1},{:.1}", place(point).0, place(point).1)).collect();
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\" stroke-dasharray=\"{dashes}\"/>",
-            line.join(" ")
-        );
-        if let Some((x, y)) = points.last().map(place) {
-            let y = if name == "measured" { y + 16.0 } else { y - 6.0 };
-            let _ = writeln!(
-                svg,
-                "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"end\" fill=\"{color}\">{name}</text>"
-            );
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        area.fill(&WHITE)?;
+        let (x, y) = (around(all().map(|point| point.0)), around(all().map(|point| point.1)));
+        let mut chart = ChartBuilder::on(&area)
+            .margin(15)
+            .x_label_area_size(45)
+            .y_label_area_size(70)
+            .build_cartesian_2d((x.0..x.1).log_scale(), (y.0..y.1).log_scale())?;
+        chart
+            .configure_mesh()
+            .x_desc("ranks")
+            .y_desc("seconds to join and exchange")
+            .x_label_formatter(&|ranks| format!("{ranks}"))
+            .y_label_formatter(&|seconds| format!("{seconds}"))
+            .label_style(FONT)
+            .light_line_style(BLACK.mix(0.06))
+            .draw()?;
+        for (line, color) in lines.iter().zip(COLORS.iter().cycle()) {
+            let points = line.points.iter().map(|(ranks, seconds)| (*ranks as f64, *seconds));
+            let drawn = chart.draw_series(LineSeries::new(points, color.stroke_width(2)).point_size(4))?;
+            drawn
+                .label(line.name)
+                .legend(|(x, y)| PathElement::new([(x, y), (x + 20, y)], color.stroke_width(2)));
         }
+        let grey = RGBColor(120, 120, 120);
+        let drawn = chart.draw_series(DashedLineSeries::new(ideal, 6, 4, grey.stroke_width(1)))?;
+        drawn
+            .label("N log N")
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], grey.stroke_width(1)));
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .border_style(BLACK.mix(0.3))
+            .label_font(FONT)
+            .draw()?;
+        area.present()?;
     }
-    for point in rows {
-        let (x, y) = place(point);
-        let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"#0072b2\"/>");
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            HEIGHT - MARGIN + 20.0,
-            point.0
-        );
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.1}</text>",
-            MARGIN - 8.0,
-            y + 4.0,
-            point.1
-        );
-    }
-    let _ = writeln!(
-        svg,
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">ranks</text>",
-        WIDTH / 2.0,
-        HEIGHT - 15.0
-    );
-    let _ = writeln!(svg, "<text x=\"10\" y=\"16\">seconds to join and exchange</text>");
-    svg + "</svg>\n"
+    Ok(svg)
 }
 
-/// A logarithmic axis.
-struct Axis {
-    logs: (f64, f64),
-    pixels: (f64, f64),
-}
-
-impl Axis {
-    fn over(values: impl Iterator<Item = f64>, begin: f64, end: f64) -> Axis {
-        let logs = values.map(|value| value.max(1e-3).ln());
-        let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
-        Axis { logs: (low, high.max(low + 1e-3)), pixels: (begin, end) }
-    }
-
-    fn at(&self, value: f64) -> f64 {
-        let part = (value.max(1e-3).ln() - self.logs.0) / (self.logs.1 - self.logs.0);
-        self.pixels.0 + part * (self.pixels.1 - self.pixels.0)
-    }
+/// A range that holds all values, with some room.
+fn around(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) =
+        values.fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), value| (low.min(value), high.max(value)));
+    (low / 1.5, high * 1.5)
 }

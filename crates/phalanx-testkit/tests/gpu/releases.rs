@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("release", release),
     Scenario::process("setting", setting),
     Scenario::process("several_ids", several_ids),
+    Scenario::rank("ids_by_size", works),
     Scenario::process("ends", ends),
     Scenario::process("encryption", encryption),
     Scenario::process("different_settings", different_settings),
@@ -56,6 +57,7 @@ pub fn trials() -> Vec<Trial> {
         let title = format!("releases/{version}/signals");
         trials.push(Trial::test(title, move || perform(signals::SCENARIOS[0], 1, version, "2")));
     }
+    trials.push(Trial::test("releases/ids_by_size", ids_by_size));
     for version in IN_A_PROCESS {
         for scenario in SCENARIOS.iter().filter(|scenario| matches!(scenario.body, Body::Process(_))) {
             let title = format!("releases/{version}/{}", scenario.name);
@@ -399,6 +401,27 @@ fn setting(args: &[String]) -> Outcome {
         }
         other => Err(format!("comm_name in {version}: {other:?}")),
     }
+}
+
+/// Without a setting, larger worlds have more unique ids: four ranks two, where one is for two. One id alone has no room for them.
+fn ids_by_size() -> Result<(), Failed> {
+    let emulated = Emulated::nccl("2.32.3")?.set("RANKS_OF_AN_ID", "2");
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "ids_by_size").expect("it is listed");
+    let start = || emulated.launch(launch(*scenario, 4, ""));
+    let reports = start().env("PHALANX_TEST_RANKS_OF_AN_ID", "2").reports();
+    reports.map_err(|problems| format!("with an id for two ranks:{problems}"))?;
+    match start().reports() {
+        Err(problems) if problems.to_string().contains("too many ranks for the roots of 1 ids") => Ok(()),
+        other => Err(format!("with an id for 512 ranks: {other:?}").into()),
+    }
+}
+
+/// The ranks compute something.
+fn works(comm: Comm, _: &[String]) -> Outcome {
+    let mut sum = [comm.rank() as u32 + 1];
+    must("sum", comm.all_reduce_in_place(&mut sum, ReduceOp::Sum))?;
+    assert_eq!(sum, [10]);
+    done()
 }
 
 /// A communicator whose ranks are spread over several unique ids.

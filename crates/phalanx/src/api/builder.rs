@@ -120,7 +120,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`init`](Builder::init) and [`join`](Builder::join) answer [`UsageError::Setting`](crate::UsageError::Setting) if `rank`
-    /// is not below `world_size`, there are more than 512 ranks, or `job` is empty.
+    /// is not below `world_size`, there are more than 512 ranks (4096 at a store), or `job` is empty.
     pub fn place(mut self, rank: usize, world_size: usize, job: &str) -> Builder {
         self.place = Some((rank, world_size, job.to_owned()));
         self

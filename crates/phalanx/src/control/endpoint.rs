@@ -9,7 +9,7 @@ pub(crate) use wait::{Peers, PendingOperation};
 
 use super::failure::{ChannelFailure, FailureContext};
 use super::flags::{Fences, Gate};
-use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, Layout, RECORDS, RankState};
+use super::layout::{Channel, LIFE_ACTIVE, LIFE_ALONE, LIFE_LEFT, LIFE_PANICKED, RECORDS, RankState};
 use super::outer::Outer;
 use super::relay::{Decision, RelayLink};
 use super::segment::Segment;
@@ -59,7 +59,7 @@ pub(crate) struct NewChannel(Segment);
 
 impl NewChannel {
     pub fn create(world: &World, ranks: usize) -> Result<NewChannel> {
-        world.create_segment(Layout::new(ranks).total()).map(NewChannel)
+        world.create_segment(world.layout(ranks).total()).map(NewChannel)
     }
 
     /// What the other ranks need to open it.
@@ -77,7 +77,7 @@ impl Endpoint {
     /// another backend and to check that its ranks live.
     pub fn over(store: Store, rank: usize, topology: HostTopology, timeout: Duration) -> Result<Endpoint> {
         let ranks = topology.world_size();
-        let (world, segment) = World::hosts(store, rank, topology, Layout::new(ranks).total())?;
+        let (world, segment) = World::hosts(store, rank, topology)?;
         Ok(Endpoint::attach(Arc::new(world), NewChannel(segment), rank, (0..ranks).collect(), timeout))
     }
 
@@ -92,7 +92,7 @@ impl Endpoint {
         let ranks = members.len();
         let segment = channel.0;
         // SAFETY: the segment was made for a channel of this many ranks, and started as zeroes.
-        let channel = unsafe { Channel::new(Layout::new(ranks), segment.memory.clone()) };
+        let channel = unsafe { Channel::new(world.layout(ranks), segment.memory.clone()) };
         // Ranks of other channels need cores too, so the ranks of the world count.
         let crowded = members.iter().max().map_or(ranks, |last| last + 1) > world.cores;
         let fences = if crate::os::asymmetric_barriers() { Fences::Asymmetric } else { Fences::Symmetric };

@@ -17,7 +17,7 @@ use super::tunables::*;
 use crate::os::sync::Ordering;
 use crate::os::sync::{AtomicU32, AtomicU64};
 use crate::os::{LINE, Mapping};
-use crate::types::MAX_RANKS;
+use crate::types::{MAX_HOST_RANKS, MAX_RANKS};
 use std::sync::Arc;
 
 /// Slots of a rank. With two, a slot is written again two operations later. A rank that has completed the operation in between knows that
@@ -211,7 +211,7 @@ const PAGE: usize = 4096;
 
 impl Layout {
     pub fn new(ranks: usize) -> Layout {
-        debug_assert!((1..=MAX_RANKS).contains(&ranks));
+        debug_assert!((1..=MAX_HOST_RANKS).contains(&ranks));
         let power = ranks.next_power_of_two();
         let piece = power * CHUNK_PER_RANK;
         let exchanged =
@@ -254,6 +254,31 @@ impl Layout {
             mailboxes,
             mail_words,
             mail_memory,
+            total,
+        }
+    }
+
+    /// The layout among ranks that share no memory: states and slots, of which each process has a copy. Rings and mailboxes move data.
+    pub fn without_data(ranks: usize) -> Layout {
+        debug_assert!((1..=MAX_RANKS).contains(&ranks));
+        let states = size_of::<ChannelHeader>().next_multiple_of(PAGE);
+        let slots = (states + ranks * size_of::<RankState>()).next_multiple_of(PAGE);
+        let total = (slots + ranks * SLOTS * size_of::<Slot>()).next_multiple_of(PAGE);
+        Layout {
+            ranks,
+            ring_chunks: [0; RINGS],
+            chunk: [0; RINGS],
+            stride: [0; RINGS],
+            mail_chunks: 0,
+            mail_chunk: 0,
+            mail_piece: 0,
+            mail_pieces: 0,
+            states,
+            slots,
+            rings: [total; RINGS],
+            mailboxes: total,
+            mail_words: total,
+            mail_memory: total,
             total,
         }
     }
@@ -427,7 +452,7 @@ mod tests {
 
     #[test]
     fn parts_do_not_overlap() {
-        for ranks in [1, 2, 3, 7, 16, 64, MAX_RANKS] {
+        for ranks in [1, 2, 3, 7, 16, 64, MAX_HOST_RANKS] {
             let layout = Layout::new(ranks);
             assert!(layout.states >= size_of::<ChannelHeader>());
             assert!(layout.slots >= layout.states + ranks * size_of::<RankState>());

@@ -2,6 +2,7 @@
 
 use super::diagnosis::WAIT_WORDS;
 use super::heap::{Arena, HeapBlock, HeapPlace};
+use super::layout::Layout;
 use super::liveness::STOPPED;
 use super::relay::Relay;
 use super::segment::{GRAIN, SAME_MEMORY, Segment, SegmentId, place};
@@ -10,7 +11,7 @@ use crate::contract::hosts::HostTopology;
 use crate::os::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use crate::os::{Mapping, Process, SharedFile};
 use crate::rendezvous::store::Store;
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 use crate::types::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -64,7 +65,7 @@ pub(crate) struct ProcessWorld {
 
 impl World {
     pub fn threads() -> Result<World> {
-        let statuses = (0..MAX_RANKS).map(|_| RankStatus::default()).collect();
+        let statuses = (0..MAX_HOST_RANKS).map(|_| RankStatus::default()).collect();
         let kind = Kind::Threads(ThreadWorld { statuses, segments: Mutex::default(), next: 1.into() });
         let counted = || std::thread::available_parallelism().map_or(1, usize::from);
         let cores = crate::rendezvous::environment::cores_from_environment()?.unwrap_or_else(counted);
@@ -88,16 +89,20 @@ impl World {
     }
 
     /// The world of ranks on several hosts, which have joined a store; and the segment of its first channel.
-    pub(crate) fn hosts(
-        store: Store,
-        rank: usize,
-        topology: HostTopology,
-        first: usize,
-    ) -> Result<(World, Segment)> {
+    pub(crate) fn hosts(store: Store, rank: usize, topology: HostTopology) -> Result<(World, Segment)> {
+        let first = Layout::without_data(topology.world_size()).total();
         let relay = Relay::new(store, rank, topology)?;
         let segment = relay.first_segment(first)?;
         // Waits over the network are long: ranks yield their cores at once.
         Ok((World { kind: Kind::Hosts(relay), cores: 0, stopped_timeout: STOPPED }, segment))
+    }
+
+    /// The layout of a channel of so many of its ranks.
+    pub fn layout(&self, ranks: usize) -> Layout {
+        match &self.kind {
+            Kind::Hosts(_) => Layout::without_data(ranks),
+            Kind::Threads(_) | Kind::Processes(_) => Layout::new(ranks),
+        }
     }
 
     /// Where the ranks of the world are; `None` if all are on this host.
@@ -291,8 +296,8 @@ impl ProcessWorld {
     }
 
     fn status(&self, world_rank: usize) -> &RankStatus {
-        assert!(world_rank < MAX_RANKS);
-        // SAFETY: at STATUSES is an array of MAX_RANKS statuses, for every process, of which
+        assert!(world_rank < MAX_HOST_RANKS);
+        // SAFETY: at STATUSES is an array of MAX_HOST_RANKS statuses, for every process, of which
         // zeroes are valid; the mapping lives as long as self.
         unsafe { &*self.header.as_ptr().add(STATUSES).cast::<RankStatus>().add(world_rank) }
     }
@@ -301,4 +306,4 @@ impl ProcessWorld {
 /// Offset of the statuses in the header; before them is the offset of the next segment.
 const STATUSES: usize = 4096;
 
-const _: () = assert!(STATUSES + MAX_RANKS * size_of::<RankStatus>() <= GRAIN as usize);
+const _: () = assert!(STATUSES + MAX_HOST_RANKS * size_of::<RankStatus>() <= GRAIN as usize);

@@ -43,7 +43,7 @@ pub use work::work;
 use crate::contract::{Backend, BackendKind};
 use crate::rendezvous::environment::Environment;
 use crate::rendezvous::store::address::Listeners;
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 use crate::types::error::{Result, UsageError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,10 +83,11 @@ fn own_name() -> String {
     format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn check_world_size(world_size: usize) -> Result<()> {
-    if (1..=MAX_RANKS).contains(&world_size) {
+/// Checks the number of ranks that are to share this host's memory.
+fn check_host_ranks(world_size: usize) -> Result<()> {
+    if (1..=MAX_HOST_RANKS).contains(&world_size) {
         Ok(())
     } else {
-        Err(UsageError::WorldSize { world_size, limit: MAX_RANKS }.into())
+        Err(UsageError::WorldSize { world_size, limit: MAX_HOST_RANKS }.into())
     }
 }

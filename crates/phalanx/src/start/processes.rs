@@ -6,7 +6,7 @@ use super::gpus::{on_gpu, visible_gpus};
 use super::hosts::on_hosts;
 use super::mpi::{join_mpi, over_mpi};
 use super::threads::thread_ranks;
-use super::{NewComm, Settings, agreement, own_name};
+use super::{NewComm, Settings, agreement, check_host_ranks, own_name};
 use crate::backend::host::HostComm;
 use crate::backend::solo::SoloComm;
 use crate::contract::hosts::HostTopology;
@@ -177,6 +177,7 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
 /// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all
 /// ranks.
 pub(super) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
+    check_host_ranks(place.world_size)?;
     crate::os::check_process_ranks()?;
     // Report errors before other ranks have to wait.
     stopped_timeout_from_environment()?;

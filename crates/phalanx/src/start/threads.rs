@@ -2,7 +2,7 @@
 
 use super::choose::{Ranks, decide};
 use super::gpus::on_gpu;
-use super::{NewComm, Settings, check_world_size, own_name};
+use super::{NewComm, Settings, check_host_ranks, own_name};
 use crate::backend::host::HostComm;
 #[cfg(feature = "_nccl")]
 use crate::backend::nccl::{NcclComm, NcclSettings};
@@ -28,7 +28,7 @@ pub(crate) fn run_threads<R: Send>(
     settings: &Settings,
     f: impl Fn(NewComm) -> R + Sync,
 ) -> Result<Vec<R>> {
-    check_world_size(ranks)?;
+    check_host_ranks(ranks)?;
     let (backend, reason) = decide(&settings.environment, settings.backend, &Ranks::threads(ranks))?;
     log::info!(backend = backend.name(), reason, ranks, "communicator of threads");
     if backend == BackendKind::Solo {
@@ -121,7 +121,7 @@ fn await_returns(
 /// thread for each.
 #[cfg(feature = "_nccl")]
 pub(crate) fn gpu_ranks(gpus: &[usize], flavour: Flavour) -> Result<Vec<NewComm>> {
-    check_world_size(gpus.len())?;
+    check_host_ranks(gpus.len())?;
     crate::backend::nccl::available(flavour, 1)?;
     let settings = NcclSettings::driven_here(check_from_environment()?)?;
     let hosts = thread_ranks(gpus.len(), timeout_from_environment()?)?;

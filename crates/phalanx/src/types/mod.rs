@@ -12,5 +12,8 @@ pub(crate) mod op;
 pub(crate) mod plain;
 pub(crate) mod unchecked;
 
-/// The most ranks of a communicator that meets in host memory.
-pub(crate) const MAX_RANKS: usize = 512;
+/// The most ranks of a communicator whose ranks know each other's state: a set of them is a bit for each.
+pub(crate) const MAX_RANKS: usize = 4096;
+
+/// The most ranks that meet in the memory of one host, which has a mailbox for each pair.
+pub(crate) const MAX_HOST_RANKS: usize = 512;

@@ -41,13 +41,21 @@ fn init(
     function: &'static str,
     to: Out<Handle>,
     (rank, of): (c_int, c_int),
-    id: UniqueId,
+    ids: &[UniqueId],
     config: Config,
 ) -> Answer {
     if to.is_null() {
         return Err(fail(INVALID_ARGUMENT, format!("{function} : newcomm argument is NULL")));
     }
     let place = ranks(function, rank, of)?;
+    if settings().ranks_of_an_id.is_some_and(|most| of as usize > most * ids.len()) {
+        return Err(fail(
+            SYSTEM_ERROR,
+            format!("{function} : too many ranks for the roots of {} ids", ids.len()),
+        ));
+    }
+    // All ranks join at the first id. In NCCL the others spread the load.
+    let id = ids[0];
     let (number, _) = id.parts()?;
     let device = device_for_init(function)?;
     let communicator = Communicator::new(function, number, place, device, config);
@@ -115,12 +123,12 @@ nccl! {
     }
 
     fn ncclCommInitRank(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int) {
-        record(init(FUNCTION, comm, (rank, count), id, Config::default()))
+        record(init(FUNCTION, comm, (rank, count), &[id], Config::default()))
     }
 
     fn ncclCommInitRankConfig(comm: Out<Handle>, count: c_int, id: UniqueId, rank: c_int, config: In<u8>) {
         let config = record(Config::read(FUNCTION, config, &Config::default()))?;
-        record(init(FUNCTION, comm, (rank, count), id, config))
+        record(init(FUNCTION, comm, (rank, count), &[id], config))
     }
 
     fn ncclCommInitRankScalable(
@@ -137,8 +145,7 @@ nccl! {
                 violation(FUNCTION, "the same unique id was passed twice");
             }
         }
-        // All ranks join at the first id. In NCCL the others spread the load.
-        record(init(FUNCTION, comm, (rank, count), ids[0], config))
+        record(init(FUNCTION, comm, (rank, count), ids, config))
     }
 
     fn ncclCommInitAll(comms: Out<Handle>, count: c_int, devices: In<c_int>) {
@@ -166,7 +173,7 @@ fn init_all(function: &'static str, comms: Out<Handle>, count: c_int, devices: I
     let id = UniqueId::new();
     group::ncclGroupStart();
     for (rank, device) in chosen.into_iter().enumerate() {
-        let begin = || init(function, comms.nth(rank), (rank as c_int, count), id, Config::default());
+        let begin = || init(function, comms.nth(rank), (rank as c_int, count), &[id], Config::default());
         // An error fails the group.
         let _ = record(context::runtime_on_device(device, begin));
     }

@@ -200,7 +200,7 @@ pub(crate) fn push_stores(bytes: usize) -> PushStores {
 mod tests {
     use super::*;
     use crate::contract::Blocks;
-    use crate::types::MAX_RANKS;
+    use crate::types::MAX_HOST_RANKS;
 
     fn chosen(operation: Operation, ranks: usize, crowded: bool, bytes: usize) -> Algorithm {
         let call = Call { blocks: Blocks::Equal(bytes), ..Call::empty(operation) };
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn many_ranks_with_cores_of_their_own_take_the_grid_for_short_blocks() {
-        assert!(is_grid(GRID_RANKS, false, 256) && is_grid(MAX_RANKS, false, 256));
+        assert!(is_grid(GRID_RANKS, false, 256) && is_grid(MAX_HOST_RANKS, false, 256));
         assert!(!is_grid(GRID_RANKS - 1, false, 256) && !is_grid(GRID_RANKS, true, 256));
         assert_eq!(
             [IN_ONE_LINE, IN_ONE_LINE + 1, 768, 769].map(|bytes| is_grid(24, false, bytes)),

@@ -44,7 +44,7 @@ use crate::control::join::Growth;
 use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
 use crate::os::random_number;
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Allocation;
@@ -306,8 +306,8 @@ impl HostComm {
             }));
         };
         let world_size = self.endpoint.ranks.saturating_add(joiners);
-        if world_size > MAX_RANKS {
-            return Err(UsageError::WorldSize { world_size, limit: MAX_RANKS }.into());
+        if world_size > MAX_HOST_RANKS {
+            return Err(UsageError::WorldSize { world_size, limit: MAX_HOST_RANKS }.into());
         }
         Ok(job)
     }

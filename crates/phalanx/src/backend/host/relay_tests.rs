@@ -7,17 +7,23 @@ use crate::control::endpoint::Endpoint;
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use crate::types::error::{Error, PeerEvent, Result};
+use crate::types::{MAX_HOST_RANKS, MAX_RANKS};
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs ranks; the store is in nobody's hands, as that of a launcher.
-fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
+/// A store that is in nobody's hands, as that of a launcher.
+fn store() -> (Server, Rendezvous) {
     let token = Token::random().unwrap();
     let server = Server::start("127.0.0.1:0", token.clone(), Settings::default()).unwrap();
     let address = server.address().to_string();
-    let rendezvous =
-        Rendezvous { address, token, job: String::new(), epoch: 0, host: Host::Launcher, encrypted: false };
+    let host = Host::Launcher;
+    (server, Rendezvous { address, token, job: String::new(), epoch: 0, host, encrypted: false })
+}
+
+/// Runs ranks.
+fn run<R: Send>(ranks: usize, f: impl Fn(HostComm) -> R + Sync) -> Vec<R> {
+    let (_server, rendezvous) = store();
     let body = &|rank| {
         let store = Store::connect(&rendezvous, rank, ranks, TIMEOUT).unwrap();
         store.exchange("all", &[], TIMEOUT).unwrap();
@@ -192,4 +198,26 @@ fn survivors_shrink_and_go_on() {
         Some(shrunk.rank())
     });
     assert_eq!(sums, [Some(0), Some(1), None, Some(2)]);
+}
+
+/// Some ranks of the largest world, of which the others never come: all find the same error, which names these.
+#[test]
+fn the_largest_world_has_one_verdict() {
+    const HERE: [usize; 4] = [0, MAX_HOST_RANKS, MAX_RANKS / 2 + 1, MAX_RANKS - 1];
+    let (_server, rendezvous) = store();
+    let body = &|rank| {
+        let store = Store::connect(&rendezvous, rank, MAX_RANKS, TIMEOUT).unwrap();
+        let topology = HostTopology::one_host(MAX_RANKS);
+        let comm = HostComm::new(Endpoint::over(store, rank, topology, Duration::from_millis(500)).unwrap());
+        barrier(&comm).unwrap_err()
+    };
+    let errors: Vec<Error> = std::thread::scope(|scope| {
+        let threads = HERE.map(|rank| scope.spawn(move || body(rank)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for error in errors {
+        let Error::Timeout(error) = error else { panic!("{error}") };
+        let missing: Vec<usize> = error.missing.iter().map(|missing| missing.rank).collect();
+        assert!((0..MAX_RANKS).filter(|rank| !HERE.contains(rank)).eq(missing));
+    }
 }

@@ -6,12 +6,12 @@ use super::tunables::MESSAGE_COPIED;
 use crate::contract::work::{Count, Pairs, Placement, Planned, Traffic, Work};
 use crate::contract::{Flow, Operation, Who};
 use crate::control::layout::{CONTRIBUTIONS, Layout, ONE_WAY};
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 
 /// Work of an operation among ranks that share memory; `None` if they are too many, or it has no algorithm here.
 pub(crate) fn work(planned: &Planned<'_>, placement: &Placement) -> Option<Work> {
     let Placement { ranks, hosts, readable, .. } = *placement;
-    if hosts != 1 || !(2..=MAX_RANKS).contains(&ranks) {
+    if hosts != 1 || !(2..=MAX_HOST_RANKS).contains(&ranks) {
         return None;
     }
     if let Some((peers, active)) = planned.messages(ranks) {

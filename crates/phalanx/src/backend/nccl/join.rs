@@ -121,9 +121,11 @@ impl NcclComm {
 /// Ranks of a unique id, if nothing sets their number: all of them connect to the rank that made it, while it is the only one.
 const RANKS_OF_AN_ID: usize = 512;
 
-/// The number of unique ids for so many ranks.
+/// The number of unique ids for so many ranks. A test may lower [`RANKS_OF_AN_ID`].
 fn ids_for(ranks: usize) -> usize {
-    ranks.div_ceil(RANKS_OF_AN_ID)
+    let fewer = std::env::var("PHALANX_TEST_RANKS_OF_AN_ID").ok();
+    let ranks_of_an_id = fewer.and_then(|number| number.parse().ok()).filter(|ranks| *ranks > 0);
+    ranks.div_ceil(ranks_of_an_id.unwrap_or(RANKS_OF_AN_ID))
 }
 
 /// Exchanges `count` unique ids, made by evenly spread ranks. Collective.

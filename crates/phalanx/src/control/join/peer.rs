@@ -5,7 +5,7 @@ use super::{Joined, NAME_TAKEN, TICK, refused};
 use crate::control::endpoint::NewChannel;
 use crate::control::world::World;
 use crate::os::{Address, LocalConnection, PeerProcess, Process, user_id};
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 use crate::types::error::{Error, Result};
 use std::io;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) fn join_rank0(
     connection.receive(&mut rest).map_err(lost)?;
     let number = |at: usize| u64::from_le_bytes(rest[8 * at..8 * at + 8].try_into().expect("8 bytes"));
     let [cores, rank, world_size] = [0, 1, 2].map(|at| number(at) as usize);
-    if rank >= world_size || world_size > MAX_RANKS {
+    if rank >= world_size || world_size > MAX_HOST_RANKS {
         return Err(lost(io::ErrorKind::InvalidData.into()));
     }
     let payloads =

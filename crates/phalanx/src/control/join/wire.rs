@@ -1,7 +1,7 @@
 //! The messages of a join, as bytes: a rank's hello, its payload, and rank 0's refusal.
 
 use crate::os::{CpuSet, LocalConnection};
-use crate::types::MAX_RANKS;
+use crate::types::MAX_HOST_RANKS;
 use crate::types::error::{BootstrapError, Error};
 use std::io;
 
@@ -97,7 +97,7 @@ pub(super) fn refusal(connection: &LocalConnection) -> io::Result<Error> {
     let (reason_len, missing_len) = (number()?, number()?);
     let mut reason = vec![0; reason_len.min(MAX_REASON)];
     connection.receive(&mut reason)?;
-    let missing = (0..missing_len.min(MAX_RANKS)).map(|_| number()).collect::<io::Result<_>>()?;
+    let missing = (0..missing_len.min(MAX_HOST_RANKS)).map(|_| number()).collect::<io::Result<_>>()?;
     Ok(BootstrapError {
         problem: format!("rank 0 says: {}", String::from_utf8_lossy(&reason)),
         remedy: "all ranks have ended the attempt".into(),

@@ -3,8 +3,8 @@
 
 use super::nesting::{Innermost, LAUNCHER};
 use super::{Environment, place, setting};
-use crate::types::MAX_RANKS;
 use crate::types::error::{Error, Result, UnsupportedError};
+use crate::types::{MAX_HOST_RANKS, MAX_RANKS};
 
 /// The launcher that started this process, with the rank and the sizes from its variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -391,9 +391,10 @@ impl Launcher {
                 remedy: "unset PHALANX_BACKEND, or set it to mpi".into(),
             }));
         };
-        if world_size > MAX_RANKS {
+        let limit = if self.is_one_host() { MAX_HOST_RANKS } else { MAX_RANKS };
+        if world_size > limit {
             let name = environment.first_set(self.rule.world_size).unwrap_or("the number of ranks");
-            return Err(setting(name, &world_size.to_string(), format!("1 to {MAX_RANKS} ranks")).into());
+            return Err(setting(name, &world_size.to_string(), format!("1 to {limit} ranks")).into());
         }
         if let Some(here) = self.local_world_size.filter(|here| *here == 0 || *here > world_size) {
             let name = environment.first_set(self.rule.local_world_size).unwrap_or_default();

@@ -182,11 +182,11 @@ mod tests {
     use super::*;
     use crate::backend::host::tunables::{GRID_BYTES, GRID_BYTES_PER_RANK, GRID_RANKS};
     use crate::control::tunables::SLOT_LINES;
-    use crate::types::MAX_RANKS;
+    use crate::types::MAX_HOST_RANKS;
 
     #[test]
     fn all_rounds_fit_in_a_slot_and_in_the_scratch() {
-        for ranks in GRID_RANKS..=MAX_RANKS {
+        for ranks in GRID_RANKS..=MAX_HOST_RANKS {
             let grid = Grid::new(0, ranks);
             for size in [1, 2, 4, 8] {
                 for count in IN_ONE_LINE / size..=GRID_BYTES.min(ranks * GRID_BYTES_PER_RANK) / size {

@@ -1,4 +1,4 @@
-//! The most memory that processes have together, sampled.
+//! What processes use: the most memory that they have together, sampled, and processor time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,4 +57,15 @@ fn resident(process: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// Processor time that a process has had; 0 where the system does not say.
+pub fn cpu_time(process: u32) -> Duration {
+    /// Linux counts it in units of 10 ms for programs, whatever its own clock is.
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name in parentheses may contain spaces. User and system time are fields 14 and 15 of the whole.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    let ticks = fields.skip(11).take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+    TICK * ticks
 }
