@@ -143,7 +143,7 @@ pub use api::comm::{Comm, View};
 pub use api::file::part::ArrayPart;
 #[cfg(feature = "safetensors")]
 pub use api::file::tensors::TensorPart;
-pub use api::grid::{Grid, Neighbors};
+pub use api::grid::{Grid, HaloExchange, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
 pub use api::local::reduce_local;
@@ -152,11 +152,13 @@ pub use api::one_sided::epoch::Epoch;
 pub use api::one_sided::shared_by_host::SharedByHost;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
-pub use api::request::{Prepared, Request};
+pub use api::request::{Prepared, PreparedMessage, Request};
 pub use api::shared::SharedComm;
 pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
+#[cfg(feature = "ndarray")]
+pub use buffer::ndarray::Strided;
 #[cfg(feature = "_gpu")]
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;

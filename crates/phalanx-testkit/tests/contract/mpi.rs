@@ -44,7 +44,10 @@ const GROUPS: [Group; 17] = [
     Group { name: "checked", add: checked, ranks: &[2], crowded: &[3] },
     Group {
         name: "communicators",
-        add: |job| all(all(job, communicators::SCENARIOS), members::SCENARIOS),
+        add: |job| {
+            let job = all(all(job, communicators::SCENARIOS), members::SCENARIOS);
+            job.scenario("members/named_in_errors", &[""])
+        },
         ranks: &[2],
         crowded: &[4],
     },
