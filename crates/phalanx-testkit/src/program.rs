@@ -211,10 +211,8 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     let inputs: Vec<Vec<T>> =
         (0..ranks).map(|r| random::values(step.seed.wrapping_add(r as u64), input_len(r))).collect();
     let combine = &Combine::<T>::all(ranks)[step.combine];
-    let reduces = matches!(
-        step.operation,
-        AllReduce | Reduce | ReduceScatter | ReduceScatterV | Scan | ExclusiveScan
-    );
+    let reduces =
+        matches!(step.operation, AllReduce | Reduce | ReduceScatter | ReduceScatterV | Scan | ExclusiveScan);
     if reduces && !combine.is_promised_by(comm.backend()) {
         return Ok(());
     }

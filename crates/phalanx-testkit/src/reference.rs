@@ -112,11 +112,7 @@ pub fn scan<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>) -> Vec<Vec<T>> {
 }
 
 /// exclusive_scan: rank r has the combination of the ranks before it, rank 0 what it held.
-pub fn exclusive_scan<T: Number>(
-    inputs: &[Vec<T>],
-    combine: &Combine<T>,
-    held: Vec<T>,
-) -> Vec<Vec<T>> {
+pub fn exclusive_scan<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>, held: Vec<T>) -> Vec<Vec<T>> {
     let others = scan(&inputs[..inputs.len() - 1], combine);
     std::iter::once(held).chain(others).collect()
 }

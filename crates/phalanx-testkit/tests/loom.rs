@@ -11,9 +11,9 @@ mod os {
 
     pub mod sync {
         pub use loom::cell::UnsafeCell;
+        use loom::sync::MutexGuard;
         pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
         pub use loom::sync::{Condvar, Mutex};
-        use loom::sync::MutexGuard;
 
         pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
             mutex.lock().unwrap()
@@ -346,7 +346,10 @@ fn own_waker() -> Waker {
 }
 
 /// Puts each result in a thread of its own.
-fn put_all(outcome: &std::sync::Arc<Outcome>, results: &[Result<(), &'static str>]) -> Vec<thread::JoinHandle<()>> {
+fn put_all(
+    outcome: &std::sync::Arc<Outcome>,
+    results: &[Result<(), &'static str>],
+) -> Vec<thread::JoinHandle<()>> {
     let put = |result: &Result<(), &'static str>| {
         let (outcome, result) = (outcome.clone(), *result);
         thread::spawn(move || outcome.put(result))

@@ -109,7 +109,9 @@ impl Plan {
         let first: usize = self.sizes[..self.host].iter().sum();
         match self.way {
             Way::KillRank | Way::KillAmidAgreements => vec![self.rank],
-            Way::KillHost | Way::Cut | Way::CutAmidAgreements => (first..first + self.sizes[self.host]).collect(),
+            Way::KillHost | Way::Cut | Way::CutAmidAgreements => {
+                (first..first + self.sizes[self.host]).collect()
+            }
             Way::Outage | Way::Slow => Vec::new(),
         }
     }
@@ -177,7 +179,9 @@ impl Plan {
         let host = self.host.to_string();
         match self.way {
             Way::KillRank | Way::KillAmidAgreements => Ok(()),
-            Way::KillHost | Way::Cut | Way::CutAmidAgreements | Way::Outage => hosts.perform("join", &[&host]),
+            Way::KillHost | Way::Cut | Way::CutAmidAgreements | Way::Outage => {
+                hosts.perform("join", &[&host])
+            }
             Way::Slow => {
                 std::thread::sleep(WORK);
                 hosts.perform("slow", &[&host, "none"])

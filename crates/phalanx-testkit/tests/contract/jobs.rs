@@ -37,7 +37,9 @@ const TESTS: [(&str, Test); 18] = [
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
-    ("deadline_names_the_communicator", |mpi| deadline(mpi, "named", ", sum) of communicator world:pipeline")),
+    ("deadline_names_the_communicator", |mpi| {
+        deadline(mpi, "named", ", sum) of communicator world:pipeline")
+    }),
     ("deadline_of_a_request", |mpi| deadline(mpi, "request", "all_reduce(f32 × 10, sum)")),
     ("first_started_on_one_rank", first_started_on_one_rank),
     ("started_on_one_rank", |mpi| checked(mpi, "jobs/started_on_one_rank")),

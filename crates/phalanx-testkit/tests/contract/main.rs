@@ -25,6 +25,7 @@ mod nvshmem;
 mod objects;
 mod one_sided;
 mod operations;
+mod peers;
 mod plain;
 mod portable;
 mod prepared;
@@ -113,6 +114,7 @@ fn main() -> ExitCode {
         any_source::SURVIVED,
         members::SCENARIOS,
         members::SURVIVED,
+        peers::SCENARIOS,
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
@@ -153,6 +155,7 @@ fn main() -> ExitCode {
         operations::trials(),
         any_source::trials(),
         members::trials(),
+        peers::trials(),
         messages::trials(),
         requests::trials(),
         prepared::trials(),

@@ -183,7 +183,11 @@ fn messages(comm: &Comm) -> Done {
                     true => comm.recv_tagged(&mut recv.buffers, rank - 1, tag)?,
                     false => recv.run()?,
                 }
-                same(&format!("{len} to the next, run {run}"), recv.buffers == values(rank - 1, run, len), true)?;
+                same(
+                    &format!("{len} to the next, run {run}"),
+                    recv.buffers == values(rank - 1, run, len),
+                    true,
+                )?;
             }
             recv.buffers.push(0);
             same("a longer buffer", matches!(recv.run(), Err(Error::Usage(_))), true)?;

@@ -204,7 +204,8 @@ fn reordered(comm: &Comm) -> Done {
     let new = comm.reorder_by_host(&grid)?;
     let mut ranks_there = new.all_gather_value(rank as u64)?;
     let far = |comm: &Comm| {
-        let places = (0..ranks).flat_map(|place| [0, 1].map(|dimension| (place, grid.shift(place, dimension, 1).1)));
+        let places =
+            (0..ranks).flat_map(|place| [0, 1].map(|dimension| (place, grid.shift(place, dimension, 1).1)));
         let topology = comm.host_topology();
         places.filter(|(place, next)| next.is_some_and(|next| !topology.same_host(*place, next))).count()
     };

@@ -68,7 +68,8 @@ unsafe impl<T: Plain, D: Dimension + Send + 'static> Owned for Array<T, D> {}
 fn not_standard<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> Error {
     let value = format!("shape {:?} with strides {:?}", array.shape(), array.strides());
     let expected =
-        "standard layout: row-major, without gaps; `phalanx::Strided` and `as_standard_layout` copy into it".into();
+        "standard layout: row-major, without gaps; `phalanx::Strided` and `as_standard_layout` copy into it"
+            .into();
     UsageError::Setting { name: "the layout of an array".into(), value, expected }.into()
 }
 

@@ -70,7 +70,8 @@ fn in_blocks(grid: &Grid, topology: &HostTopology) -> Option<Vec<usize>> {
     let rank_at = |place: usize| {
         // The number of its block, row-major.
         let coordinates = grid.coordinates(place).into_iter().zip(grid.sizes()).zip(&block);
-        let host = coordinates.fold(0, |host, ((coordinate, size), block)| host * (size / block) + coordinate / block);
+        let host = coordinates
+            .fold(0, |host, ((coordinate, size), block)| host * (size / block) + coordinate / block);
         taken[host] += 1;
         topology.ranks_of(host)[taken[host] - 1]
     };
@@ -83,7 +84,11 @@ fn blocks(sizes: &[usize], cells: usize) -> Vec<Vec<usize>> {
         return if cells == 1 { vec![Vec::new()] } else { Vec::new() };
     };
     let parts = (1..=*size).filter(|part| size.is_multiple_of(*part) && cells.is_multiple_of(*part));
-    parts.flat_map(|part| blocks(others, cells / part).into_iter().map(move |rest| [&[part], &rest[..]].concat())).collect()
+    parts
+        .flat_map(|part| {
+            blocks(others, cells / part).into_iter().map(move |rest| [&[part][..], &rest[..]].concat())
+        })
+        .collect()
 }
 
 /// How many pairs of neighbors are in two blocks.
@@ -106,7 +111,10 @@ mod tests {
     fn hosts(of_ranks: &[usize]) -> HostTopology {
         let identity = |host: &usize| {
             let boot = format!("h{host}");
-            HostIdentity::new(&boot, Some(Surroundings { boot: boot.clone(), namespaces: [1, 2], shared_memory: 4, user: 5 }))
+            HostIdentity::new(
+                &boot,
+                Some(Surroundings { boot: boot.clone(), namespaces: [1, 2], shared_memory: 4, user: 5 }),
+            )
         };
         HostTopology::of(&of_ranks.iter().map(identity).collect::<Vec<_>>())
     }

@@ -56,7 +56,13 @@ impl<T: Plain> HaloExchange<T> {
         let waited: Vec<Result<_>> =
             self.messages.into_iter().map(|(ranges, messages)| Ok((ranges, messages.wait()?))).collect();
         let received = waited.into_iter().collect::<Result<Vec<_>>>()?;
-        same_len(OPERATION, "in-place", array.len(), self.shape.iter().product(), "the product of the shape")?;
+        same_len(
+            OPERATION,
+            "in-place",
+            array.len(),
+            self.shape.iter().product(),
+            "the product of the shape",
+        )?;
         for (ranges, cells) in received {
             if let Some(cells) = cells {
                 Slab { shape: &self.shape, ranges }.unpack(&cells, array);

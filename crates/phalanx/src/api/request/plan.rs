@@ -94,7 +94,8 @@ impl<B> Plan<B> {
         let closure: &dyn CombineInOrder =
             &**self.kept.get_mut().closure.insert(Box::new(Custom::new(combine)));
         // SAFETY: as for the counts of `of_blocks`. One thread at a time carries the operation out, so the closure need not be `Sync`.
-        let closure = unsafe { std::mem::transmute::<&dyn CombineInOrder, &'static dyn CombineInOrder>(closure) };
+        let closure =
+            unsafe { std::mem::transmute::<&dyn CombineInOrder, &'static dyn CombineInOrder>(closure) };
         self.call = self.call.combining(closure);
         self
     }

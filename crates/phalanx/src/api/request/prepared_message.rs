@@ -175,7 +175,8 @@ impl Comm {
         let (nowhere, to) = (Direction::Recv(std::ptr::null_mut()), Direction::Send(std::ptr::null()));
         let receive = Transfer::host(nowhere, source, tag, dtype, recv.len());
         let messages = Messages::Both([receive, Transfer::host(to, dest, tag, dtype, send.len())]);
-        let look = |(send, recv): &mut (S, R), stream: &Stream| [look_at(send, stream), look_at(recv, stream)];
+        let look =
+            |(send, recv): &mut (S, R), stream: &Stream| [look_at(send, stream), look_at(recv, stream)];
         Ok(PreparedMessage { buffers: (send, recv), comm: self, look, messages, record: None })
     }
 

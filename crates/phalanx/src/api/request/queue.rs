@@ -161,10 +161,7 @@ impl Requests {
     }
 
     /// The thread that carries out collectives, which it starts at the first.
-    fn worker<'w>(
-        &self,
-        worker: &'w mut Option<(Sender<Job>, JoinHandle<()>)>,
-    ) -> Result<&'w Sender<Job>> {
+    fn worker<'w>(&self, worker: &'w mut Option<(Sender<Job>, JoinHandle<()>)>) -> Result<&'w Sender<Job>> {
         if worker.is_none() {
             let (sender, receiver) = channel();
             let (backend, moving) = (self.backend.clone(), self.moving.clone());

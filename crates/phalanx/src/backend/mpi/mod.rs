@@ -43,8 +43,8 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Blocks, Call, Departure, Envelope, HostMemory, Operation, OperationId, StartCollectives,
-    Transfer, Wanted, Window,
+    Backend, BackendKind, Blocks, Call, Departure, Envelope, HostMemory, Operation, OperationId,
+    StartCollectives, Transfer, Wanted, Window,
 };
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
