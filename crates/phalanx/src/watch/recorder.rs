@@ -12,7 +12,7 @@ use super::clock::{Clock, Moment, Scale, Ticks};
 use super::metrics::{self, Counters};
 use super::ranges::Ranges;
 use super::{dump, launcher};
-use crate::contract::{Backend, BackendKind, Call, Direction, Operation, Transfer};
+use crate::contract::{Backend, BackendKind, Call, Operation, Transfer};
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -543,6 +543,7 @@ fn set_state(slot: &Slot, state: State) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Direction;
 
     fn recorder() -> Arc<Recorder> {
         Recorder::new(BackendKind::Host, "test".into(), 0, 2)

@@ -61,6 +61,7 @@ pub struct Request<B> {
 #[derive(Default)]
 struct Kept {
     /// Lists of counts: of the sent blocks and, where they differ, of the received ones.
+    #[expect(dead_code, reason = "the call points to them")]
     counts: [Vec<usize>; 2],
     /// The closure by which it reduces.
     closure: Option<Box<dyn CombineInOrder + Send>>,
