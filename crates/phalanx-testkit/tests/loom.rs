@@ -332,17 +332,33 @@ fn a_closed_gate_keeps_readers_out() {
     });
 }
 
-/// Wakes a thread that is parked, as `Request::wait_any` does.
-struct Unpark(thread::Thread);
+/// What a thread sleeps on, as `Request::wait_any` does on its own. Not loom's, which takes a thread that waits for another one's end for
+/// one that is parked.
+struct Parker {
+    is_woken: os::sync::Mutex<bool>,
+    changed: os::sync::Condvar,
+}
 
-impl Wake for Unpark {
-    fn wake(self: std::sync::Arc<Self>) {
-        self.0.unpark();
+impl Parker {
+    fn new() -> std::sync::Arc<Parker> {
+        let (is_woken, changed) = (os::sync::Mutex::new(false), os::sync::Condvar::new());
+        std::sync::Arc::new(Parker { is_woken, changed })
+    }
+
+    fn park(&self) {
+        let mut is_woken = os::sync::lock(&self.is_woken);
+        while !*is_woken {
+            is_woken = os::sync::wait(&self.changed, is_woken);
+        }
+        *is_woken = false;
     }
 }
 
-fn own_waker() -> Waker {
-    Waker::from(std::sync::Arc::new(Unpark(thread::current())))
+impl Wake for Parker {
+    fn wake(self: std::sync::Arc<Self>) {
+        *os::sync::lock(&self.is_woken) = true;
+        self.changed.notify_one();
+    }
 }
 
 /// Puts each result in a thread of its own.
@@ -363,9 +379,9 @@ fn a_request_that_is_polled_wakes_its_task() {
     loom::model(|| {
         let outcome = Outcome::of(2);
         let threads = put_all(&outcome, &[Ok(()), Err("lost")]);
-        let waker = own_waker();
-        while !outcome.is_there_or_wakes(&waker) {
-            thread::park();
+        let parker = Parker::new();
+        while !outcome.is_there_or_wakes(&Waker::from(parker.clone())) {
+            parker.park();
         }
         assert_eq!(outcome.take(), Err("lost"));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -390,11 +406,12 @@ fn a_wait_for_any_request_misses_none() {
     loom::model(|| {
         let mut waiting = vec![Outcome::of(1), Outcome::of(1)];
         let threads: Vec<_> = waiting.iter().flat_map(|outcome| put_all(outcome, &[Ok(())])).collect();
-        let waker = own_waker();
+        let parker = Parker::new();
+        let waker = Waker::from(parker.clone());
         while !waiting.is_empty() {
             match waiting.iter().position(|outcome| outcome.is_there_or_wakes(&waker)) {
                 Some(place) => drop(waiting.swap_remove(place)),
-                None => thread::park(),
+                None => parker.park(),
             }
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -509,7 +509,7 @@ fn panic_in_a_started_closure(comm: Comm) -> Outcome {
         a + b
     });
     match reduced.and_then(phalanx::Request::wait) {
-        Err(Error::Aborted { rank: VICTIM }) if since.elapsed() < NOTICED => Ok(String::new()),
+        Err(Error::Peer(error)) if error.rank == VICTIM && since.elapsed() < NOTICED => Ok(String::new()),
         other => Err(format!("after {:?}: {:?}", since.elapsed(), other.map(|sums| sums.len()))),
     }
 }

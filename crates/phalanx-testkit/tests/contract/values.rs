@@ -157,6 +157,8 @@ fn coalesced(comm: &Comm) -> Done {
 /// Started and in groups; some ranks make the plain call.
 fn coalesced_later(comm: &Comm) -> Done {
     let (rank, ranks) = (comm.rank(), comm.world_size());
+    // On MPI the first that is started on a communicator is started on all ranks.
+    comm.start_barrier()?.wait()?;
     for lens in [&[][..], &[5], &[1, 0, 300, 7], &[9000, 8000, 20_000, 3, 1]] {
         let own = || -> Vec<Vec<u64>> { lens.iter().map(|len| vec![rank as u64 + 1; *len]).collect() };
         let sums = lens.iter().map(|len| vec![(ranks * (ranks + 1) / 2) as u64; *len]).collect::<Vec<_>>();

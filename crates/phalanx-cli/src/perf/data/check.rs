@@ -68,9 +68,7 @@ impl<T: Value> Table<T> {
             reduced: values(&|slot| pattern::reduced(numbers, op, ranks, slot)),
             scanned: values(&|slot| pattern::reduced_of_first(numbers, op, ranks, rank + 1, slot)),
             // Rank 0 has no such content.
-            scanned_before: values(&|slot| {
-                pattern::reduced_of_first(numbers, op, ranks, rank.max(1), slot)
-            }),
+            scanned_before: values(&|slot| pattern::reduced_of_first(numbers, op, ranks, rank.max(1), slot)),
             messages: values(&|slot| Exact::Whole(pattern::any_number(numbers, slot))),
             tolerance: if op == RedOp::Avg { mean_tolerance::<T>(ranks) } else { 0 },
         }
