@@ -11,7 +11,7 @@ use crate::types::op::Reduction;
 
 impl Comm {
     /// Starts an [`all_reduce_coalesced`](Comm::all_reduce_coalesced). Short buffers are copied when it is called, and back in
-    /// [`Request::wait`].
+    /// [`Request::wait`]. On NCCL every rank uses this form, since the plain one is a group there.
     pub fn start_all_reduce_coalesced<R: Owned>(
         &self,
         bufs: Vec<R>,
