@@ -8,17 +8,21 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const OPERATIONS: [&str; 13] = [
+const OPERATIONS: [&str; 17] = [
     "all_reduce",
     "all_gather",
     "reduce_scatter",
     "broadcast",
     "reduce",
+    "scan",
+    "exclusive_scan",
     "all_to_all",
     "all_to_all_v",
     "gather",
     "scatter",
     "send_recv",
+    "recv_any",
+    "neighbor_all_to_all",
     "ping_pong",
     "barrier",
     "hypercube",

@@ -5,7 +5,7 @@ use crate::random::{self, Random};
 use crate::reference::{self, Combine};
 use crate::ring::same_values;
 use crate::with_number;
-use phalanx::{Comm, DType, Loan, Source, Stream, Target};
+use phalanx::{Comm, DType, Loan, Owned, Source, Stream, Target};
 
 /// The most ranks of a program.
 pub const RANKS: usize = 8;
@@ -27,13 +27,15 @@ pub enum Operation {
     GatherV,
     ScatterV,
     AllToAllV,
+    Scan,
+    ExclusiveScan,
 }
 
 use Operation::*;
 
 impl Operation {
     /// Every one of them.
-    pub const ALL: [Operation; 13] = [
+    pub const ALL: [Operation; 15] = [
         AllReduce,
         Broadcast,
         Reduce,
@@ -47,7 +49,24 @@ impl Operation {
         GatherV,
         ScatterV,
         AllToAllV,
+        Scan,
+        ExclusiveScan,
     ];
+}
+
+/// How a collective is called.
+#[allow(missing_docs, reason = "the names are the methods' endings and beginnings")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    OutOfPlace,
+    InPlace,
+    Started,
+    Prepared,
+}
+
+impl Form {
+    /// Every one of them.
+    pub const ALL: [Form; 4] = [Form::OutOfPlace, Form::InPlace, Form::Started, Form::Prepared];
 }
 
 /// What can go wrong with a call.
@@ -91,8 +110,8 @@ pub struct Step {
     pub combine: usize,
     /// The root, reduced modulo the number of ranks.
     pub root: usize,
-    /// Whether the form in place is used.
-    pub in_place: bool,
+    /// The form that is used.
+    pub form: Form,
     /// Elements for each pair of ranks; operations with equal blocks use the first.
     pub lengths: Vec<usize>,
     /// Ranks with their bit set use memory from `Comm::alloc`.
@@ -114,11 +133,31 @@ impl Step {
             dtype: DType::ALL[random.below(DType::ALL.len())],
             combine: random.below(6),
             root: random.below(RANKS),
-            in_place: random.below(2) == 0,
+            form: Form::ALL[random.below(Form::ALL.len())],
             lengths: (0..RANKS * RANKS).map(|_| length(random)).collect(),
             shared: [0, 0xff, random.next_u64() as u8][random.below(3)],
             seed: random.next_u64(),
         }
+    }
+
+    /// The same by a plain call.
+    pub fn at_once(self) -> Step {
+        let form = match self.form {
+            Form::Started => Form::OutOfPlace,
+            Form::Prepared => Form::InPlace,
+            form => form,
+        };
+        Step { form, ..self }
+    }
+
+    /// One that GPU memory has, too: no scans, and plain calls.
+    pub fn on_gpus(self) -> Step {
+        let operation = match self.operation {
+            Scan => AllReduce,
+            ExclusiveScan => Reduce,
+            operation => operation,
+        };
+        Step { operation, ..self.at_once() }
     }
 
     /// Does it, as one of the ranks, and compares this rank's result with the reference.
@@ -150,7 +189,7 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     let root = step.root % ranks;
     let count = step.lengths[0];
     // In place, what goes to a rank is as long as what comes from it.
-    let pair = |from: usize, to: usize| match step.in_place {
+    let pair = |from: usize, to: usize| match step.form == Form::InPlace {
         true => step.lengths[from.min(to) * RANKS + from.max(to)],
         false => step.lengths[from * RANKS + to],
     };
@@ -164,7 +203,7 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     };
     let whole = counts.iter().sum::<usize>();
     let input_len = |from: usize| match step.operation {
-        AllReduce | Broadcast | Reduce => count,
+        AllReduce | Broadcast | Reduce | Scan | ExclusiveScan => count,
         AllGather | Gather | AllGatherV | GatherV => counts[from],
         ReduceScatter | Scatter | ReduceScatterV | ScatterV => whole,
         AllToAll | AllToAllV => matrix[from].iter().sum(),
@@ -172,7 +211,8 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
     let inputs: Vec<Vec<T>> =
         (0..ranks).map(|r| random::values(step.seed.wrapping_add(r as u64), input_len(r))).collect();
     let combine = &Combine::<T>::all(ranks)[step.combine];
-    let reduces = matches!(step.operation, AllReduce | Reduce | ReduceScatter | ReduceScatterV);
+    let reduces =
+        matches!(step.operation, AllReduce | Reduce | ReduceScatter | ReduceScatterV | Scan | ExclusiveScan);
     if reduces && !combine.is_promised_by(comm.backend()) {
         return Ok(());
     }
@@ -185,17 +225,28 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
         AllToAll | AllToAllV => reference::all_to_all(&inputs, &matrix),
         Gather | GatherV => reference::gather(&inputs, root),
         Scatter | ScatterV => reference::scatter(&inputs, &counts, root),
+        Scan => reference::scan(&inputs, combine),
+        // Rank 0 keeps what it holds.
+        ExclusiveScan if step.form == Form::OutOfPlace => {
+            reference::exclusive_scan(&inputs, combine, vec![T::from_small(0); count])
+        }
+        ExclusiveScan => reference::exclusive_scan(&inputs, combine, inputs[0].clone()),
     };
 
     let op = combine.reduction(rank);
-    if step.in_place {
+    let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
+    if matches!(step.form, Form::Started | Form::Prepared) {
+        let lists = if step.operation == AllToAllV { [&matrix[rank], &recv_counts] } else { [&counts; 2] };
+        let result = perform_later(comm, step, &inputs[rank], expected[rank].len(), (op, root, lists))?;
+        return if expected[rank].is_empty() { Ok(()) } else { Ok(same_values(&result, &expected[rank])?) };
+    }
+    if step.form == Form::InPlace {
         let list = if step.operation == AllToAllV { &matrix[rank] } else { &counts };
         let result = perform_in_place(comm, step, place, &inputs[rank], (op, root, list))?;
         return if expected[rank].is_empty() { Ok(()) } else { Ok(same_values(&result, &expected[rank])?) };
     }
     let send = &place.put(comm, &inputs[rank])?;
     let recv = &mut place.put(comm, &vec![T::from_small(0); expected[rank].len()])?;
-    let recv_counts: Vec<usize> = matrix.iter().map(|row| row[rank]).collect();
     match step.operation {
         AllReduce => comm.all_reduce(send, recv, op),
         Broadcast => comm.broadcast(send, recv, root),
@@ -210,6 +261,8 @@ fn perform<T: Number>(comm: &Comm, step: &Step, place: &impl Place) -> Result<()
         GatherV => comm.gather_v(send, recv, &counts, root),
         ScatterV => comm.scatter_v(send, &counts, recv, root),
         AllToAllV => comm.all_to_all_v(send, &matrix[rank], recv, &recv_counts),
+        Scan => comm.scan(send, recv, op),
+        ExclusiveScan => comm.exclusive_scan(send, recv, op),
     }?;
     Ok(same_values(&place.get(recv), &expected[rank])?)
 }
@@ -248,12 +301,61 @@ fn perform_in_place<T: Number>(
         AllToAllV => comm.all_to_all_v_in_place(buffer, counts),
         GatherV => comm.gather_v_in_place(buffer, counts, root),
         ScatterV => comm.scatter_v_in_place(buffer, counts, root),
+        Scan => comm.scan_in_place(buffer, op),
+        ExclusiveScan => comm.exclusive_scan_in_place(buffer, op),
     }?;
     let whole = place.get(buffer);
     Ok(match step.operation {
         ReduceScatter | Scatter | ReduceScatterV | ScatterV => whole[own].to_vec(),
         _ => whole,
     })
+}
+
+/// The same started, or prepared, in host memory; `counts` are the lengths of the sent and the received blocks.
+fn perform_later<T: Number>(
+    comm: &Comm,
+    step: &Step,
+    input: &[T],
+    result_len: usize,
+    (op, root, [counts, recv_counts]): (phalanx::Reduction<T>, usize, [&Vec<usize>; 2]),
+) -> phalanx::Result<Vec<T>> {
+    let place = Host { shared: step.shared & (1 << comm.rank()) != 0 };
+    let send = place.put(comm, input)?;
+    let recv = || place.put(comm, &vec![T::from_small(0); result_len]);
+    macro_rules! later {
+        ($start:ident $prepare:ident($($arg:expr),+)) => {
+            match step.form {
+                Form::Prepared => {
+                    let mut prepared = comm.$prepare($($arg),+)?;
+                    prepared.run()?;
+                    prepared.buffers
+                }
+                _ => comm.$start($($arg),+)?.wait()?,
+            }
+        };
+    }
+    let received = match step.operation {
+        AllReduce => later!(start_all_reduce prepare_all_reduce(send, op)),
+        Broadcast => later!(start_broadcast prepare_broadcast(send, root)),
+        Reduce => later!(start_reduce prepare_reduce(send, op, root)),
+        Scan => later!(start_scan prepare_scan(send, op)),
+        ExclusiveScan => later!(start_exclusive_scan prepare_exclusive_scan(send, op)),
+        AllGather => later!(start_all_gather prepare_all_gather(send, recv()?)).1,
+        ReduceScatter => later!(start_reduce_scatter prepare_reduce_scatter(send, recv()?, op)).1,
+        AllToAll => later!(start_all_to_all prepare_all_to_all(send, recv()?)).1,
+        Gather => later!(start_gather prepare_gather(send, recv()?, root)).1,
+        Scatter => later!(start_scatter prepare_scatter(send, recv()?, root)).1,
+        AllGatherV => later!(start_all_gather_v prepare_all_gather_v(send, recv()?, &counts[..])).1,
+        ReduceScatterV => {
+            later!(start_reduce_scatter_v prepare_reduce_scatter_v(send, recv()?, &counts[..], op)).1
+        }
+        GatherV => later!(start_gather_v prepare_gather_v(send, recv()?, &counts[..], root)).1,
+        ScatterV => later!(start_scatter_v prepare_scatter_v(send, &counts[..], recv()?, root)).1,
+        AllToAllV => {
+            later!(start_all_to_all_v prepare_all_to_all_v(send, &counts[..], recv()?, &recv_counts[..])).1
+        }
+    };
+    Ok(place.get(&received))
 }
 
 /// Host memory: vectors, or that of `Comm::alloc`.
@@ -321,3 +423,6 @@ unsafe impl<T: Number> Target for Memory<T> {
         }
     }
 }
+
+// SAFETY: as above: heap or shared memory.
+unsafe impl<T: Number> Owned for Memory<T> {}

@@ -106,6 +106,17 @@ pub fn reduce<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>, root: usize) -
     at(root, inputs.len(), combined(inputs, combine))
 }
 
+/// scan: rank r has the combination of the ranks up to it.
+pub fn scan<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>) -> Vec<Vec<T>> {
+    (1..=inputs.len()).map(|ranks| combined(&inputs[..ranks], combine)).collect()
+}
+
+/// exclusive_scan: rank r has the combination of the ranks before it, rank 0 what it held.
+pub fn exclusive_scan<T: Number>(inputs: &[Vec<T>], combine: &Combine<T>, held: Vec<T>) -> Vec<Vec<T>> {
+    let others = scan(&inputs[..inputs.len() - 1], combine);
+    std::iter::once(held).chain(others).collect()
+}
+
 /// broadcast: everyone has what the root sent.
 pub fn broadcast<T: Number>(inputs: &[Vec<T>], root: usize) -> Vec<Vec<T>> {
     vec![inputs[root].clone(); inputs.len()]

@@ -1,6 +1,6 @@
-//! The host backend's flag protocols under loom: every interleaving, with the memory model's reorderings.
+//! The host backend's flag protocols, and the waiting for requests, under loom: every interleaving, with the memory model's reorderings.
 //!
-//! `flags.rs` is compiled here a second time, on loom's atomics.
+//! `flags.rs` and `outcome.rs` are compiled here a second time, on loom's atomics and locks.
 
 // The types are as they are in the library; not everything they offer is explored.
 #![allow(dead_code)]
@@ -11,7 +11,17 @@ mod os {
 
     pub mod sync {
         pub use loom::cell::UnsafeCell;
+        use loom::sync::MutexGuard;
         pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+        pub use loom::sync::{Condvar, Mutex};
+
+        pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+            mutex.lock().unwrap()
+        }
+
+        pub fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            condvar.wait(guard).unwrap()
+        }
 
         /// loom has no compiler fences; the symmetric protocol is what it explores.
         pub fn compiler_fence(_: Ordering) {}
@@ -22,15 +32,39 @@ mod os {
     pub fn futex_wait(_: &AtomicU32, _: u32, _: std::time::Duration) {}
     pub fn futex_wake(_: &AtomicU32) {}
     pub fn heavy_barrier() {}
+
+    /// A clock that stands still.
+    #[derive(Clone, Copy)]
+    pub struct RunInstant;
+
+    impl RunInstant {
+        pub fn now() -> RunInstant {
+            RunInstant
+        }
+
+        pub fn elapsed(self) -> std::time::Duration {
+            std::time::Duration::ZERO
+        }
+    }
+}
+
+mod types {
+    pub mod error {
+        pub type Result<T> = std::result::Result<T, &'static str>;
+    }
 }
 
 #[path = "../../phalanx/src/control/flags.rs"]
 mod flags;
+#[path = "../../phalanx/src/api/request/outcome.rs"]
+mod outcome;
 
 use flags::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine, StampedWord};
 use loom::sync::Arc;
 use loom::thread;
 use os::sync::{AtomicU32, Ordering, UnsafeCell};
+use outcome::Outcome;
+use std::task::{Wake, Waker};
 
 /// A reader that sees the stamp sees the payload, also when the writer writes the line again after the reader
 /// said that it is done.
@@ -295,5 +329,91 @@ fn a_closed_gate_keeps_readers_out() {
         // SAFETY: the gate is closed and nobody is inside; loom reports it if somebody is.
         memory.with_mut(|value| unsafe { *value = 1 });
         reader.join().unwrap();
+    });
+}
+
+/// What a thread sleeps on, as `Request::wait_any` does on its own. Not loom's, which takes a thread that waits for another one's end for
+/// one that is parked.
+struct Parker {
+    is_woken: os::sync::Mutex<bool>,
+    changed: os::sync::Condvar,
+}
+
+impl Parker {
+    fn new() -> std::sync::Arc<Parker> {
+        let (is_woken, changed) = (os::sync::Mutex::new(false), os::sync::Condvar::new());
+        std::sync::Arc::new(Parker { is_woken, changed })
+    }
+
+    fn park(&self) {
+        let mut is_woken = os::sync::lock(&self.is_woken);
+        while !*is_woken {
+            is_woken = os::sync::wait(&self.changed, is_woken);
+        }
+        *is_woken = false;
+    }
+}
+
+impl Wake for Parker {
+    fn wake(self: std::sync::Arc<Self>) {
+        *os::sync::lock(&self.is_woken) = true;
+        self.changed.notify_one();
+    }
+}
+
+/// Puts each result in a thread of its own.
+fn put_all(
+    outcome: &std::sync::Arc<Outcome>,
+    results: &[Result<(), &'static str>],
+) -> Vec<thread::JoinHandle<()>> {
+    let put = |result: &Result<(), &'static str>| {
+        let (outcome, result) = (outcome.clone(), *result);
+        thread::spawn(move || outcome.put(result))
+    };
+    results.iter().map(put).collect()
+}
+
+/// A task that polls is woken when the last operation of its request is over, whichever that is.
+#[test]
+fn a_request_that_is_polled_wakes_its_task() {
+    loom::model(|| {
+        let outcome = Outcome::of(2);
+        let threads = put_all(&outcome, &[Ok(()), Err("lost")]);
+        let parker = Parker::new();
+        while !outcome.is_there_or_wakes(&Waker::from(parker.clone())) {
+            parker.park();
+        }
+        assert_eq!(outcome.take(), Err("lost"));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// A wait begins before, while, or after the operations end.
+#[test]
+fn a_request_that_is_waited_for_answers_its_first_error() {
+    loom::model(|| {
+        let outcome = Outcome::of(2);
+        let threads = put_all(&outcome, &[Err("lost"), Ok(())]);
+        assert_eq!(outcome.take(), Err("lost"));
+        assert!(outcome.is_there());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// Of two requests the first that is complete ends the wait, and then the other.
+#[test]
+fn a_wait_for_any_request_misses_none() {
+    loom::model(|| {
+        let mut waiting = vec![Outcome::of(1), Outcome::of(1)];
+        let threads: Vec<_> = waiting.iter().flat_map(|outcome| put_all(outcome, &[Ok(())])).collect();
+        let parker = Parker::new();
+        let waker = Waker::from(parker.clone());
+        while !waiting.is_empty() {
+            match waiting.iter().position(|outcome| outcome.is_there_or_wakes(&waker)) {
+                Some(place) => drop(waiting.swap_remove(place)),
+                None => parker.park(),
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }

@@ -183,6 +183,46 @@ fn ranks_that_sleep_are_woken_and_read_what_was_meant_for_them() {
     }
 }
 
+/// Rank 0 receives from whichever rank has sent, in turn; the others send messages in lines that are used again.
+fn receive_any(count: usize, messages: u64) {
+    let all: Vec<Rank> = (0..count).map(|_| Rank::new()).collect();
+    let taken: Vec<Counter> = (0..count).map(|_| Counter::new()).collect();
+    ranks(count, (all, taken), move |own, (all, taken): &(Vec<Rank>, Vec<Counter>)| {
+        if own > 0 {
+            for message in 1..=messages {
+                wait(all, own, Fences::Symmetric, || taken[own].get() + 1 >= message);
+                let number = message * 100 + own as u64;
+                // SAFETY: this rank's line, which rank 0 has read; 8 bytes.
+                unsafe { all[own].line.write(message, number.to_ne_bytes().as_ptr(), 8) };
+                tell(all, own, Fences::Symmetric);
+            }
+            return;
+        }
+        let mut last = 0;
+        for _ in 0..messages * (count as u64 - 1) {
+            let has_sent = |sender: &usize| all[*sender].line.is(taken[*sender].get() + 1);
+            // The one after the last comes first.
+            let in_turn = || (last + 1..count).chain(1..=last);
+            wait(all, 0, Fences::Symmetric, || in_turn().any(|sender| has_sent(&sender)));
+            let sender = in_turn().find(has_sent).unwrap();
+            let message = taken[sender].get() + 1;
+            let mut number = [0u8; 8];
+            // SAFETY: stamped, and its writer waits until it is taken; 8 bytes.
+            unsafe { all[sender].line.read(number.as_mut_ptr(), 8) };
+            assert_eq!(u64::from_ne_bytes(number), message * 100 + sender as u64);
+            taken[sender].set(message);
+            tell(all, 0, Fences::Symmetric);
+            last = sender;
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_receives_from_any_other_misses_no_message() {
+    explore(|| receive_any(2, 3));
+    explore(|| receive_any(4, 2));
+}
+
 /// What one rank of a grid shows the others, in the slot of an operation.
 struct Slot {
     /// Its contribution to the slice of each column, what its row contributes to its own slice, and the

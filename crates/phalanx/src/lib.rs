@@ -25,7 +25,7 @@
 //! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
 //! - Values that serde knows, of lengths that nobody knows before: [`Comm::all_gather_object`] and others. Several requests at once, and
 //!   requests as futures: [`Request`].
-//! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`].
+//! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`], [`HaloExchange`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
 //! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
 //! - Files of distributed arrays: [`Comm::write_at_all`], [`ArrayPart`].
@@ -99,7 +99,7 @@
 //! | `cuda-12080` | tells cudarc to know CUDA 12.8. A program whose framework tells it another version leaves this out |
 //! | `metrics` | counters of operations for the crate metrics and for Prometheus |
 //! | `safetensors` | safetensors files of distributed tensors |
-//! | `ndarray` | arrays and views of ndarray 0.17 as buffers |
+//! | `ndarray` | arrays and views of ndarray 0.17 as buffers; `Strided` for those with gaps |
 //!
 //! # Platforms
 //! Linux has everything. On other systems ranks are threads, and process ranks answer [`Error::Unsupported`]. That part is tested on
@@ -143,7 +143,7 @@ pub use api::comm::{Comm, View};
 pub use api::file::part::ArrayPart;
 #[cfg(feature = "safetensors")]
 pub use api::file::tensors::TensorPart;
-pub use api::grid::{Grid, Neighbors};
+pub use api::grid::{Grid, HaloExchange, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
 pub use api::local::reduce_local;
@@ -152,11 +152,13 @@ pub use api::one_sided::epoch::Epoch;
 pub use api::one_sided::shared_by_host::SharedByHost;
 pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
-pub use api::request::{Prepared, Request};
+pub use api::request::{Prepared, PreparedMessage, Request};
 pub use api::shared::SharedComm;
 pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;
+#[cfg(feature = "ndarray")]
+pub use buffer::ndarray::Strided;
 #[cfg(feature = "_gpu")]
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;

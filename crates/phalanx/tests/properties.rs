@@ -3,7 +3,7 @@
 //! The programs are the same in every run: the generator starts from a fixed seed.
 
 use phalanx::{Comm, DType, Grid};
-use phalanx_testkit::program::{self, Operation, Step};
+use phalanx_testkit::program::{self, Form, Operation, Step};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestCaseError, TestRng, TestRunner};
@@ -16,14 +16,14 @@ fn length() -> impl Strategy<Value = usize> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let what = (0..Operation::ALL.len(), 0..DType::ALL.len(), 0..6usize, 0..RANKS, any::<bool>());
+    let what = (0..Operation::ALL.len(), 0..DType::ALL.len(), 0..6usize, 0..RANKS, 0..Form::ALL.len());
     (what, vec(length(), program::RANKS * program::RANKS), any::<u8>(), any::<u64>()).prop_map(
-        |((operation, dtype, combine, root, in_place), lengths, shared, seed)| Step {
+        |((operation, dtype, combine, root, form), lengths, shared, seed)| Step {
             operation: Operation::ALL[operation],
             dtype: DType::ALL[dtype],
             combine,
             root,
-            in_place,
+            form: Form::ALL[form],
             lengths,
             shared,
             seed,
@@ -171,14 +171,20 @@ fn halos_have_what_the_whole_array_has_there() {
             let cells = spread.cells(&place);
             let before =
                 |(index, is_own): &(Option<u64>, bool)| if *is_own { index.unwrap() } else { OUTSIDE };
-            let mut array: Vec<u64> = cells.iter().map(before).collect();
-            comm.exchange_halo(&grid, &mut array, &shape, &width).map_err(|error| error.to_string())?;
+            let array: Vec<u64> = cells.iter().map(before).collect();
+            let text = |error: phalanx::Error| error.to_string();
+            let mut at_once = array.clone();
+            comm.exchange_halo(&grid, &mut at_once, &shape, &width).map_err(text)?;
+            let halo = comm.start_exchange_halo(&grid, &array, &shape, &width).map_err(text)?;
+            let mut in_flight = array;
+            halo.finish(&mut in_flight).map_err(text)?;
             let expected: Vec<u64> = cells.iter().map(|(index, _)| index.unwrap_or(OUTSIDE)).collect();
-            if array == expected {
-                Ok(())
-            } else {
-                Err(format!("{spread:?}, {place:?}: {array:?}, expected {expected:?}"))
+            for array in [at_once, in_flight] {
+                if array != expected {
+                    return Err(format!("{spread:?}, {place:?}: {array:?}, expected {expected:?}"));
+                }
             }
+            Ok(())
         })
     });
 }

@@ -2,12 +2,12 @@
 //!
 //! Nothing else happens here, because everything here is inside the measured time.
 
-use super::data::{Value, with_value};
+use super::data::{Value, elements, elements_mut, with_value};
 use super::layout::{BufferLengths, weighted_counts, weighted_counts_to};
 use super::operation::{Operation, Place};
 use super::reduction::RedOp;
-use super::view::{View, ViewMut};
-use phalanx::{Comm, DType, PreMulSum, ReduceOp, Reduction, Result};
+use super::view::{Memory, MemoryMut, View, ViewMut};
+use phalanx::{Comm, DType, Grid, Neighbors, PreMulSum, ReduceOp, Reduction, Result};
 
 /// An operation with everything but its buffers.
 pub struct Case<'a> {
@@ -28,6 +28,8 @@ struct Arguments<'a> {
     root: usize,
     send_counts: Vec<usize>,
     recv_counts: Vec<usize>,
+    /// In a ring.
+    neighbors: Neighbors,
 }
 
 /// The calls for one element type.
@@ -48,7 +50,9 @@ impl<'a> Case<'a> {
         let (block, ranks, rank) = (layout.count, comm.world_size(), comm.rank());
         let send_counts = weighted_counts(block * ranks, ranks, rank);
         let recv_counts = weighted_counts_to(block * ranks, ranks, rank);
-        let arguments = Arguments { comm, operation, block, root, send_counts, recv_counts };
+        let ring = Grid::new(&[ranks], &[true]).expect("one dimension of at least a rank");
+        let neighbors = ring.neighbors(rank);
+        let arguments = Arguments { comm, operation, block, root, send_counts, recv_counts, neighbors };
         let calls: Box<dyn Calls> = with_value!(dtype, T => Box::new(reduction::<T>(redop, rank)));
         Case { operation, layout, dtype, root, arguments, calls }
     }
@@ -86,8 +90,14 @@ fn reduction<T: Value>(op: RedOp, rank: usize) -> Reduction<T> {
 
 impl<T: Value> Calls for Reduction<T> {
     fn out_of_place(&self, arguments: &Arguments<'_>, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
-        let Arguments { comm, operation, block, root, send_counts, recv_counts } = arguments;
+        let Arguments { comm, operation, block, root, send_counts, recv_counts, neighbors } = arguments;
         let (rank, ranks) = (comm.rank(), comm.world_size());
+        if *operation == Operation::NeighborAllToAll {
+            let (Memory::Host(send), MemoryMut::Host(recv)) = (&send.memory, &mut recv.memory) else {
+                unreachable!("the plan refuses GPU memory");
+            };
+            return comm.neighbor_all_to_all(neighbors, elements::<T>(send), elements_mut::<T>(recv));
+        }
         let (send, recv) = (&send.elements::<T>(), &mut recv.elements::<T>());
         match operation {
             Operation::AllReduce => comm.all_reduce(send, recv, *self),
@@ -96,11 +106,19 @@ impl<T: Value> Calls for Reduction<T> {
             Operation::Broadcast => comm.broadcast(send, recv, *root),
             Operation::Reduce => comm.reduce(send, recv, *self, *root),
             Operation::Scan => comm.scan(send, recv, *self),
+            Operation::ExclusiveScan => comm.exclusive_scan(send, recv, *self),
             Operation::AllToAll => comm.all_to_all(send, recv),
             Operation::AllToAllV => comm.all_to_all_v(send, send_counts, recv, recv_counts),
             Operation::Gather => comm.gather(send, recv, *root),
             Operation::Scatter => comm.scatter(send, recv, *root),
             Operation::SendRecv => comm.send_recv(send, (rank + 1) % ranks, recv, (rank + ranks - 1) % ranks),
+            Operation::RecvAny => {
+                let mut from = None;
+                comm.group(|group| {
+                    group.send(send, (rank + 1) % ranks)?;
+                    group.recv_any_tagged(recv, 0, &mut from)
+                })
+            }
             Operation::PingPong => match rank {
                 0 => comm.send(send, 1).and_then(|()| comm.recv(recv, 1)),
                 1 => comm.recv(recv, 0).and_then(|()| comm.send(send, 0)),
@@ -111,8 +129,8 @@ impl<T: Value> Calls for Reduction<T> {
                 recv.view.part(rank * block..(rank + 1) * block).copy_from(comm, send.view)?;
                 hypercube::<T>(comm, *block, recv.view)
             }
-            Operation::Put | Operation::Get | Operation::PutSignal => {
-                unreachable!("{} is no operation of a communicator", operation.name())
+            Operation::NeighborAllToAll | Operation::Put | Operation::Get | Operation::PutSignal => {
+                unreachable!("{} is carried out elsewhere", operation.name())
             }
         }
     }
@@ -127,12 +145,15 @@ impl<T: Value> Calls for Reduction<T> {
             Operation::Broadcast => comm.broadcast_in_place(buffer, *root),
             Operation::Reduce => comm.reduce_in_place(buffer, *self, *root),
             Operation::Scan => comm.scan_in_place(buffer, *self),
+            Operation::ExclusiveScan => comm.exclusive_scan_in_place(buffer, *self),
             Operation::AllToAll => comm.all_to_all_in_place(buffer),
             Operation::Gather => comm.gather_in_place(buffer, *root),
             Operation::Scatter => comm.scatter_in_place(buffer, *root),
             Operation::Hypercube => hypercube::<T>(comm, *block, buffer.view),
             Operation::AllToAllV
             | Operation::SendRecv
+            | Operation::RecvAny
+            | Operation::NeighborAllToAll
             | Operation::PingPong
             | Operation::Barrier
             | Operation::Put

@@ -27,7 +27,9 @@ impl BufferLengths {
             | Operation::Broadcast
             | Operation::Reduce
             | Operation::Scan
+            | Operation::ExclusiveScan
             | Operation::SendRecv
+            | Operation::RecvAny
             | Operation::PingPong
             | Operation::Put
             | Operation::Get
@@ -35,6 +37,7 @@ impl BufferLengths {
             Operation::AllGather | Operation::Gather | Operation::Hypercube => (block, block * ranks, block),
             Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
             Operation::AllToAll => (block * ranks, block * ranks, block),
+            Operation::NeighborAllToAll => (elements / 2 * 2, elements / 2 * 2, elements / 2),
             Operation::AllToAllV => {
                 // Counts depend on the distance alone, so every rank has the same total.
                 let total = weighted_counts(block * ranks, ranks, 0).iter().sum();

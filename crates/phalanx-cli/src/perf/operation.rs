@@ -22,6 +22,8 @@ pub enum Operation {
     Reduce,
     /// Every rank gets the reduction of the buffers of the ranks up to it
     Scan,
+    /// Every rank gets the reduction of the buffers of the ranks before it
+    ExclusiveScan,
     /// Every rank sends a block to every rank
     #[value(alias = "alltoall")]
     AllToAll,
@@ -35,6 +37,10 @@ pub enum Operation {
     /// Every rank sends to the next and receives from the one before
     #[value(alias = "sendrecv")]
     SendRecv,
+    /// The same, received from whichever rank sends
+    RecvAny,
+    /// Every rank exchanges blocks with the next and with the one before
+    NeighborAllToAll,
     /// Rank 0 sends to rank 1 and gets an answer; the time is that of one way
     #[value(alias = "pingpong")]
     PingPong,
@@ -68,11 +74,14 @@ impl Operation {
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
             Operation::Scan => "scan",
+            Operation::ExclusiveScan => "exclusive_scan",
             Operation::AllToAll => "all_to_all",
             Operation::AllToAllV => "all_to_all_v",
             Operation::Gather => "gather",
             Operation::Scatter => "scatter",
             Operation::SendRecv => "send_recv",
+            Operation::RecvAny => "recv_any",
+            Operation::NeighborAllToAll => "neighbor_all_to_all",
             Operation::PingPong => "ping_pong",
             Operation::Barrier => "barrier",
             Operation::Hypercube => "hypercube",
@@ -84,7 +93,8 @@ impl Operation {
 
     /// Whether contributions are combined, so that `--op` matters.
     pub fn reduces(self) -> bool {
-        matches!(self, Operation::AllReduce | Operation::ReduceScatter | Operation::Reduce | Operation::Scan)
+        use Operation::*;
+        matches!(self, AllReduce | ReduceScatter | Reduce | Scan | ExclusiveScan)
     }
 
     /// Whether one rank is special, so that `--root` matters.
@@ -105,7 +115,10 @@ impl Operation {
     /// Whether it exists with input and output in one buffer.
     pub fn has_in_place(self) -> bool {
         use Operation::*;
-        !matches!(self, AllToAllV | SendRecv | PingPong | Barrier | Put | Get | PutSignal)
+        !matches!(
+            self,
+            AllToAllV | SendRecv | RecvAny | NeighborAllToAll | PingPong | Barrier | Put | Get | PutSignal
+        )
     }
 
     /// The places in which it is measured.
@@ -155,7 +168,10 @@ impl Operation {
             Operation::Broadcast
             | Operation::Reduce
             | Operation::Scan
+            | Operation::ExclusiveScan
             | Operation::SendRecv
+            | Operation::RecvAny
+            | Operation::NeighborAllToAll
             | Operation::PingPong
             | Operation::Barrier
             | Operation::Hypercube
@@ -202,6 +218,8 @@ mod tests {
             Operation::Broadcast,
             Operation::Reduce,
             Operation::SendRecv,
+            Operation::RecvAny,
+            Operation::NeighborAllToAll,
             Operation::PingPong,
             Operation::Put,
             Operation::Get,

@@ -149,6 +149,10 @@ impl Plan {
     /// Checks that the options have a meaning for buffers on GPUs, or on the host.
     pub fn check_place(&self, on_gpus: bool) -> Result<()> {
         if on_gpus {
+            ensure!(
+                self.operation != Operation::NeighborAllToAll,
+                "neighbor_all_to_all: neighbors' blocks are in host memory: --backend host"
+            );
             return Ok(());
         }
         ensure!(self.graph_launches == 0, "-G: only work on GPUs can be put into CUDA graphs");

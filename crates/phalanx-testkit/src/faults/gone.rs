@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::processes::{Ended, Launch, describe, phase};
 use crate::scenario::Outcome;
 use crate::{Fields, Scenario, threads};
-use phalanx::{Comm, ReduceOp};
+use phalanx::{Comm, Error, ReduceOp};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,10 @@ pub fn cases() -> Vec<Case> {
         }
         cases.push(Case::new(format!("threads/panic_amid/{amid}"), move || panicked_thread(amid)));
     }
+    cases.push(Case::new("threads/panic_amid/a_started_closure", || {
+        let outcomes = threads::run(RANKS, DEADLINE, panic_in_a_started_closure)?;
+        outcomes.into_iter().collect::<Result<Vec<String>, String>>().map(drop)
+    }));
     cases
 }
 
@@ -493,6 +497,20 @@ fn panic_in_a_closure(comm: Comm) -> Outcome {
     match reduced {
         Ok(()) => Err("a reduction without the rank that panicked".into()),
         Err(error) => Ok(report(comm, &error, since.elapsed())?.to_string()),
+    }
+}
+
+/// The closure panics in the thread that carries a started reduction out: the rank itself goes on, with the error that all get.
+fn panic_in_a_started_closure(comm: Comm) -> Outcome {
+    let is_victim = comm.rank() == VICTIM;
+    let since = Instant::now();
+    let reduced = comm.start_all_reduce_with(vec![1u64; 200_000], move |a, b| {
+        assert!(!is_victim, "{TOLD_TO}");
+        a + b
+    });
+    match reduced.and_then(phalanx::Request::wait) {
+        Err(Error::Peer(error)) if error.rank == VICTIM && since.elapsed() < NOTICED => Ok(String::new()),
+        other => Err(format!("after {:?}: {:?}", since.elapsed(), other.map(|sums| sums.len()))),
     }
 }
 

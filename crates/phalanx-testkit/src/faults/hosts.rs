@@ -11,7 +11,10 @@ use crate::ucx;
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
 use std::time::{Duration, Instant};
 
-pub const SCENARIOS: &[Scenario] = &[Scenario::rank("hosts/rank", |comm, args| work(&comm, args))];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario::rank("hosts/rank", |comm, args| work(&comm, args)),
+    Scenario::rank("hosts/agreeing", |comm, args| agree(&comm, args)),
+];
 
 /// How long a rank may be silent.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -27,15 +30,19 @@ const WORK: Duration = Duration::from_secs(3);
 enum Way {
     KillRank,
     KillHost,
+    KillAmidAgreements,
+    CutAmidAgreements,
     Cut,
     Outage,
     Slow,
 }
 
 impl Way {
-    const ALL: [(Way, &'static str); 5] = [
+    const ALL: [(Way, &'static str); 7] = [
         (Way::KillRank, "kill_rank"),
         (Way::KillHost, "kill_host"),
+        (Way::KillAmidAgreements, "kill_amid_agreements"),
+        (Way::CutAmidAgreements, "cut_amid_agreements"),
         (Way::Cut, "cut"),
         (Way::Outage, "outage"),
         (Way::Slow, "slow"),
@@ -44,6 +51,11 @@ impl Way {
     /// Whether the ranks go on as if nothing had been.
     fn is_survived(self) -> bool {
         matches!(self, Way::Outage | Way::Slow)
+    }
+
+    /// Whether the ranks agree on flags meanwhile, in place of sums.
+    fn is_amid_agreements(self) -> bool {
+        matches!(self, Way::KillAmidAgreements | Way::CutAmidAgreements)
     }
 }
 
@@ -96,8 +108,10 @@ impl Plan {
     fn victims(&self) -> Vec<usize> {
         let first: usize = self.sizes[..self.host].iter().sum();
         match self.way {
-            Way::KillRank => vec![self.rank],
-            Way::KillHost | Way::Cut => (first..first + self.sizes[self.host]).collect(),
+            Way::KillRank | Way::KillAmidAgreements => vec![self.rank],
+            Way::KillHost | Way::Cut | Way::CutAmidAgreements => {
+                (first..first + self.sizes[self.host]).collect()
+            }
             Way::Outage | Way::Slow => Vec::new(),
         }
     }
@@ -105,7 +119,8 @@ impl Plan {
     fn run(&self) -> Result<(), String> {
         let hosts = NetworkedHosts::get()?;
         let victims: Vec<String> = self.victims().iter().map(ToString::to_string).collect();
-        let launch = Launch::new("hosts/rank", self.ranks()).on_network(hosts, self.sizes.to_vec());
+        let scenario = if self.way.is_amid_agreements() { "hosts/agreeing" } else { "hosts/rank" };
+        let launch = Launch::new(scenario, self.ranks()).on_network(hosts, self.sizes.to_vec());
         let launch = launch.env("PHALANX_BACKEND", "ucx").deadline(PATIENCE).env("PHALANX_CORES", "1");
         let launch = launch.env("PHALANX_HEARTBEAT_TIMEOUT", &SILENCE.as_secs().to_string());
         let mut world = launch.arg(self.elements).arg(victims.join(",")).arg(self.host).start()?;
@@ -129,7 +144,7 @@ impl Plan {
         std::thread::sleep(self.delay);
         let host = self.host.to_string();
         match self.way {
-            Way::KillRank => world.inject(self.rank, Fault::Kill)?,
+            Way::KillRank | Way::KillAmidAgreements => world.inject(self.rank, Fault::Kill)?,
             Way::KillHost => {
                 hosts.perform("cut", &[&host])?;
                 // It ends those with which the script came there, too.
@@ -138,7 +153,7 @@ impl Plan {
                     .output()
                     .map_err(|error| error.to_string())?;
             }
-            Way::Cut => hosts.perform("cut", &[&host])?,
+            Way::Cut | Way::CutAmidAgreements => hosts.perform("cut", &[&host])?,
             Way::Outage => {
                 hosts.perform("cut", &[&host])?;
                 std::thread::sleep(self.outage);
@@ -163,8 +178,10 @@ impl Plan {
     fn heal(&self, hosts: &NetworkedHosts) -> Result<(), String> {
         let host = self.host.to_string();
         match self.way {
-            Way::KillRank => Ok(()),
-            Way::KillHost | Way::Cut | Way::Outage => hosts.perform("join", &[&host]),
+            Way::KillRank | Way::KillAmidAgreements => Ok(()),
+            Way::KillHost | Way::Cut | Way::CutAmidAgreements | Way::Outage => {
+                hosts.perform("join", &[&host])
+            }
             Way::Slow => {
                 std::thread::sleep(WORK);
                 hosts.perform("slow", &[&host, "none"])
@@ -217,4 +234,43 @@ fn work(comm: &Comm, args: &[String]) -> Outcome {
     }
     survivors.finalize().map_err(text)?;
     Ok(format!("{:?} {}", peer.rank, peer.event))
+}
+
+/// A rank: agrees on flags until the victims are lost, and some times more; answers what it has agreed on.
+fn agree(comm: &Comm, args: &[String]) -> Outcome {
+    let victims: Vec<usize> = args[1].split(',').filter_map(|rank| rank.parse().ok()).collect();
+    let text = |error: Error| error.to_string();
+    let is_victim = victims.contains(&comm.rank());
+    // In the third rounds all say yes; in the first ones no survivor does, and in the second ones no victim.
+    let flag = |round: usize| round % 3 != usize::from(is_victim);
+    let mut answers = String::new();
+    // Second rounds without a victim.
+    let mut without = 0;
+    while without < 3 {
+        let round = answers.len();
+        let answer = match comm.agree(flag(round)) {
+            Ok(answer) => answer,
+            // It is cut off, and the others have gone on.
+            Err(_) if is_victim => break,
+            Err(error) => return Err(format!("agreement {round}: {error}")),
+        };
+        if answer != flag(round) && (answer || round % 3 == 2) {
+            return Err(format!("agreement {round}: {answer}"));
+        }
+        answers.push(if answer { '1' } else { '0' });
+        if round == 0 {
+            phase("together");
+        }
+        without += usize::from(answer && round % 3 == 1);
+    }
+    phase("named");
+    if is_victim {
+        return Ok("cut off".into());
+    }
+    let survivors = comm.shrink().map_err(text)?;
+    if survivors.world_size() != comm.world_size() - victims.len() {
+        return Err(format!("{} ranks go on", survivors.world_size()));
+    }
+    survivors.finalize().map_err(text)?;
+    Ok(answers)
 }

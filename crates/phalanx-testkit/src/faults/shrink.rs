@@ -21,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("shrink/a_stopped_rank_comes_back", |comm, _| comes_back(&comm, Back::Stopped)),
     Scenario::rank("shrink/one_is_stopped", |comm, _| one_is_stopped(&comm)),
     Scenario::rank("shrink/lost_meanwhile", lost_meanwhile),
+    Scenario::rank("shrink/lost_amid_agreements", lost_amid_agreements),
     Scenario::process("shrink/soak", |args| {
         let before = Holdings::now()?;
         let comm = phalanx::init().map_err(|error| error.to_string())?;
@@ -63,6 +64,7 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::new(format!("processes/{name}"), move || stop_one(name, phase)));
         }
         cases.push(Case::seeded("processes/shrink/lost_meanwhile", lose_two));
+        cases.push(Case::seeded("processes/shrink/lost_amid_agreements", lose_amid_agreements));
         // Enough that what each round leaves behind is more than what may be left.
         let rounds = |effort| if effort == Effort::Full { 1000 } else { 120 };
         let launch = move |launch: Launch, effort| {
@@ -295,6 +297,64 @@ fn lose_two(random: &mut Random) -> Result<(), String> {
         told().map_err(|problem| format!("{problem}, delay {delay} µs:{}", describe(&ended)))?;
     }
     Ok(())
+}
+
+/// Ranks that are killed in the middle of agreements, each after so many microseconds (arguments: from rank 1 on). The others answer what
+/// they agreed on, which is what their own flags allow.
+fn lost_amid_agreements(comm: Comm, args: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    comm.set_timeout(DEADLINE / 4);
+    works(&comm, 10).map_err(text)?;
+    let delays = args.iter().map(|delay| delay.parse().map(Duration::from_micros));
+    let delays: Vec<Duration> = delays.collect::<Result<_, _>>().map_err(|_| "no delay")?;
+    let is_victim = (1..=delays.len()).contains(&rank);
+    if is_victim {
+        let delay = delays[rank - 1];
+        std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            let _ = fault::inject_here(Fault::Kill);
+        });
+    }
+    let last = *delays.iter().max().ok_or("no victims")? + Duration::from_millis(50);
+    let (since, mut answers) = (Instant::now(), String::new());
+    // In the third rounds all say yes; in the first ones no survivor does, and in the second ones no victim.
+    let flag = |round: usize| round % 3 != usize::from(is_victim);
+    loop {
+        let round = answers.len();
+        let answer = comm.agree(flag(round)).context(|| format!("agreement {round}"))?;
+        if answer != flag(round) && (answer || round % 3 == 2) {
+            return Err(format!("agreement {round}: {answer}"));
+        }
+        answers.push(if answer { '1' } else { '0' });
+        // That it is enough is agreed on, too, when the victims are gone.
+        if comm.agree(!is_victim && since.elapsed() > last).context(|| format!("the end after {round}"))? {
+            break;
+        }
+    }
+    let rest = comm.shrink().map_err(text)?;
+    if rest.world_size() != ranks - delays.len() {
+        return Err(format!("{rest:?} of {comm:?}"));
+    }
+    works(&rest, 1000).map_err(text)?;
+    Ok(answers)
+}
+
+fn lose_amid_agreements(random: &mut Random) -> Result<(), String> {
+    let ranks = 3 + random.below(4);
+    let victims = 1 + random.below(ranks - 2);
+    let launch = Launch::new("shrink/lost_amid_agreements", ranks).deadline(DEADLINE);
+    // At about the same moment, or one after the other.
+    let longest = [300, 3000, 60_000][random.below(3)];
+    let launch = (0..victims).fold(launch, |launch, _| launch.arg(random.below(longest)));
+    let ended = launch.run()?;
+    let left = ended.iter().filter(|rank| !(1..=victims).contains(&rank.rank));
+    let answers: Vec<&String> = left.filter_map(|rank| rank.outcome.as_ref().ok()).collect();
+    let is_right = answers.len() == ranks - victims && answers.iter().all(|other| *other == answers[0]);
+    // Second and third rounds of survivors alone.
+    match is_right && answers[0].contains("11") {
+        true => Ok(()),
+        false => Err(format!("{victims} victims, up to {longest} µs:{}", describe(&ended))),
+    }
 }
 
 /// Again and again a new communicator takes the old one's place, healthy or failed; nothing grows.

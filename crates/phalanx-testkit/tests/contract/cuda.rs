@@ -201,7 +201,7 @@ fn programs(comm: &Comm, args: &[String]) -> Outcome {
     let mut random = Random::new(seed);
     let gpu = gpu(comm.gpu().unwrap_or(comm.rank()))?;
     for number in 0..250 {
-        let step = Step::random(&mut random, 6000);
+        let step = Step::random(&mut random, 6000).on_gpus();
         let result = if random.below(8) == 0 && comm.rank() == 0 {
             step.perform(comm)
         } else {

@@ -31,12 +31,15 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A test with one MPI.
 type Test = fn(&Installation) -> Result<(), String>;
 
-const TESTS: [(&str, Test); 17] = [
+const TESTS: [(&str, Test); 18] = [
     ("recognised", recognised),
     ("on_the_host_backend", on_the_host_backend),
     ("initialised_by_the_application", |mpi| initialised_by_the_application(mpi, "multiple")),
     ("initialised_for_one_thread", |mpi| initialised_by_the_application(mpi, "single")),
     ("deadline_of_a_collective", |mpi| deadline(mpi, "collective", "all_reduce(f32 × 10, sum)")),
+    ("deadline_names_the_communicator", |mpi| {
+        deadline(mpi, "named", ", sum) of communicator world:pipeline")
+    }),
     ("deadline_of_a_request", |mpi| deadline(mpi, "request", "all_reduce(f32 × 10, sum)")),
     ("first_started_on_one_rank", first_started_on_one_rank),
     ("started_on_one_rank", |mpi| checked(mpi, "jobs/started_on_one_rank")),
@@ -177,6 +180,10 @@ fn one_rank_stays_away(comm: &Comm, args: &[String]) -> Outcome {
     }
     let result = match args.first().map(String::as_str) {
         Some("collective") => comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum),
+        Some("named") => {
+            comm.set_name("pipeline").map_err(text)?;
+            comm.all_reduce_in_place(&mut [1.0f32; 10], ReduceOp::Sum)
+        }
         Some("request") => {
             let request = comm.start_all_reduce(vec![1.0f32; 10], ReduceOp::Sum).map_err(text)?;
             request.wait().map(drop)

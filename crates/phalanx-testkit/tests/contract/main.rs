@@ -25,6 +25,7 @@ mod nvshmem;
 mod objects;
 mod one_sided;
 mod operations;
+mod peers;
 mod plain;
 mod portable;
 mod prepared;
@@ -121,6 +122,7 @@ fn main() -> ExitCode {
         any_source::SURVIVED,
         members::SCENARIOS,
         members::SURVIVED,
+        peers::SCENARIOS,
         messages::SCENARIOS,
         requests::SCENARIOS,
         requests::AMONG_MESSAGES,
@@ -161,6 +163,7 @@ fn main() -> ExitCode {
         operations::trials(),
         any_source::trials(),
         members::trials(),
+        peers::trials(),
         messages::trials(),
         requests::trials(),
         prepared::trials(),

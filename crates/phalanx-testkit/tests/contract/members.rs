@@ -12,6 +12,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("members/split", |comm, _| outcome(split(&comm))),
     Scenario::rank("members/names", |comm, _| outcome(names(&comm))),
     Scenario::rank("members/adopted", |comm, _| outcome(adopted(&comm))),
+    Scenario::rank("members/agree_among_all", |comm, _| outcome(agree_among_all(&comm))),
 ];
 
 /// What MPI does not promise: it ends the job where a rank is missing.
@@ -91,6 +92,19 @@ fn named_in_errors(comm: &Comm) -> Done {
         }
     }
     comm.barrier()?;
+    Ok(())
+}
+
+/// Nobody is lost: on every backend, between other operations, and with one under way.
+fn agree_among_all(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let sum = comm.start_all_reduce(vec![1u32; 100], ReduceOp::Sum)?;
+    same("all", comm.agree(true)?, true)?;
+    same("a sum", sum.wait()?, vec![ranks as u32; 100])?;
+    for dissenter in 0..ranks {
+        same("but one", comm.agree(rank != dissenter)?, false)?;
+        same("in between", comm.all_reduce_value(1u64, ReduceOp::Sum)?, ranks as u64)?;
+    }
     Ok(())
 }
 

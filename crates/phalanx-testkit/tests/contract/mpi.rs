@@ -7,7 +7,7 @@
 use crate::world::all_equal;
 use crate::{
     any_source, awaiting, communicators, files, float_modes, members, messages, objects, one_sided,
-    operations, plain, portable, prepared, requests, scans, topologies, values, vectors,
+    operations, peers, plain, portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -32,19 +32,23 @@ struct Group {
 pub const MATRIX: [&str; 8] =
     ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"];
 
-const GROUPS: [Group; 17] = [
+const GROUPS: [Group; 18] = [
     Group { name: "matrix", add: matrix, ranks: &[2], crowded: &[3] },
     Group { name: "vectors", add: |job| all(job, vectors::SCENARIOS), ranks: &[2, 3, 4], crowded: &[] },
     Group { name: "plain", add: |job| all(job, plain::SCENARIOS), ranks: &[2, 3], crowded: &[] },
     Group { name: "scans", add: scans, ranks: &[2, 3], crowded: &[] },
     Group { name: "any_source", add: |job| all(job, any_source::SCENARIOS), ranks: &[2, 3], crowded: &[] },
+    Group { name: "peers", add: |job| all(job, peers::SCENARIOS), ranks: &[2, 3], crowded: &[] },
     Group { name: "messages", add: |job| all(job, messages::SCENARIOS), ranks: &[2, 4], crowded: &[] },
     Group { name: "requests", add: requests, ranks: &[2, 3], crowded: &[] },
     // Every collective compared first, and in its non-blocking form.
     Group { name: "checked", add: checked, ranks: &[2], crowded: &[3] },
     Group {
         name: "communicators",
-        add: |job| all(all(job, communicators::SCENARIOS), members::SCENARIOS),
+        add: |job| {
+            let job = all(all(job, communicators::SCENARIOS), members::SCENARIOS);
+            job.scenario("members/named_in_errors", &[""])
+        },
         ranks: &[2],
         crowded: &[4],
     },

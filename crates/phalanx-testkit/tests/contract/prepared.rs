@@ -1,4 +1,4 @@
-//! Prepared collectives: each run delivers what the plain call does, whichever of the two another rank uses.
+//! Prepared collectives and messages: each run delivers what the plain call does, whichever of the two another rank uses.
 
 use crate::world::{Done, both, outcome, same};
 use libtest_mimic::Trial;
@@ -8,6 +8,7 @@ use phalanx_testkit::Scenario;
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("prepared/collectives", |comm, _| outcome(collectives(&comm))),
     Scenario::rank("prepared/buffers", |comm, _| outcome(buffers(&comm))),
+    Scenario::rank("prepared/messages", |comm, _| outcome(messages(&comm))),
 ];
 
 pub fn trials() -> Vec<Trial> {
@@ -147,6 +148,53 @@ fn collectives(comm: &Comm) -> Done {
         let prepared = comm.prepare_all_to_all_v(send, &to_all[..], recv, &from_all[..])?;
         two(comm, "all_to_all_v", prepared, |send, recv| comm.all_to_all_v(send, &to_all, recv, &from_all))?;
     }
+    Ok(())
+}
+
+/// Around a ring, one way and both ways at once; some ranks make the plain call.
+fn messages(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for len in LENGTHS {
+        let mut ring = comm.prepare_send_recv(vec![0; len], next, vec![-1; len], previous)?;
+        for run in 0..4 {
+            ring.buffers.0.copy_from_slice(&values(rank, run, len));
+            ring.buffers.1.fill(-1);
+            if is_plain(comm, run) {
+                let (send, recv) = &mut ring.buffers;
+                comm.send_recv(send, next, recv, previous)?;
+            } else {
+                ring.run()?;
+            }
+            same(&format!("{len} around, run {run}"), ring.buffers.1 == values(previous, run, len), true)?;
+        }
+        // Pairs: even ranks send to the next.
+        let tag = 5;
+        if rank % 2 == 0 && rank + 1 < ranks {
+            let mut send = comm.prepare_send_tagged(vec![0; len], rank + 1, tag)?;
+            for run in 0..4 {
+                send.buffers.copy_from_slice(&values(rank, run, len));
+                send.run()?;
+            }
+        } else if rank % 2 == 1 {
+            let mut recv = comm.prepare_recv_tagged(vec![-1; len], rank - 1, tag)?;
+            for run in 0..4 {
+                match is_plain(comm, run) {
+                    true => comm.recv_tagged(&mut recv.buffers, rank - 1, tag)?,
+                    false => recv.run()?,
+                }
+                same(
+                    &format!("{len} to the next, run {run}"),
+                    recv.buffers == values(rank - 1, run, len),
+                    true,
+                )?;
+            }
+            recv.buffers.push(0);
+            same("a longer buffer", matches!(recv.run(), Err(Error::Usage(_))), true)?;
+        }
+    }
+    same("to oneself", comm.prepare_send(vec![0u8], rank).is_err(), true)?;
+    same("to nobody", comm.prepare_recv(vec![0u8], ranks).is_err(), true)?;
     Ok(())
 }
 

@@ -27,13 +27,15 @@ fn program(comm: &Comm, args: &[String], steps: usize, longest: usize) -> Outcom
     for number in 0..steps {
         // The sequence is the same on all ranks, the delays are each rank's own.
         let step = Step::random(&mut random, longest);
+        // On MPI, a communicator on which one is started has another form of all.
+        let step = if seed % 2 == 1 { step.at_once() } else { step };
         if delays.below(8) == 0 {
             std::thread::sleep(Duration::from_micros(delays.below(300) as u64));
         }
         step.perform(comm).context(|| {
-            let Step { operation, dtype, in_place, lengths, shared, .. } = &step;
+            let Step { operation, dtype, form, lengths, shared, .. } = &step;
             format!(
-                "seed {seed}, step {number}: {operation:?} of {dtype}, in place: {in_place}, first length {}, \
+                "seed {seed}, step {number}: {operation:?} of {dtype}, {form:?}, first length {}, \
                  shared {shared:#x}, rank {}",
                 lengths[0],
                 comm.rank()

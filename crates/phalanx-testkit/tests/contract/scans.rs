@@ -14,6 +14,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("scans/bits_of_floats", |comm, _| bits_of_floats(&comm)),
     Scenario::rank("scans/started", |comm, _| started(&comm)),
     Scenario::rank("scans/closures", |comm, _| closures(&comm)),
+    Scenario::rank("scans/closures_in_place", |comm, _| closures_in_place(&comm)),
+    Scenario::rank("scans/closures_started", |comm, _| closures_started(&comm)),
+    Scenario::rank("scans/closures_in_groups", |comm, _| closures_in_groups(&comm)),
     Scenario::rank("scans/closures_of_long_elements", |comm, _| long_elements(&comm)),
 ];
 
@@ -182,6 +185,118 @@ fn closures(comm: &Comm) -> Outcome {
         comm.reduce_scatter_with(&own[..share * ranks], &mut got, product)
             .context(|| "reduce_scatter_with".into())?;
         expect("reduce_scatter_with", &got, &all[rank * share..][..share])?;
+    }
+    Ok(String::new())
+}
+
+const CLOSURE_SIZES: [usize; 4] = [0, 1, 1000, 30_001];
+
+/// What each rank gets of its matrices and the others'.
+struct Products {
+    own: Vec<Matrix>,
+    /// Up to each rank.
+    up_to: Vec<Vec<Matrix>>,
+}
+
+impl Products {
+    fn of(comm: &Comm, len: usize) -> Products {
+        let up_to = prefixes(comm.world_size(), |rank| matrices(rank, len), product);
+        Products { own: matrices(comm.rank(), len), up_to }
+    }
+
+    fn all(&self) -> &[Matrix] {
+        &self.up_to[self.up_to.len() - 1]
+    }
+
+    /// Of the ranks before this one; rank 0 keeps what it has.
+    fn before(&self, rank: usize) -> &[Matrix] {
+        if rank == 0 { &self.own } else { &self.up_to[rank - 1] }
+    }
+}
+
+fn closures_in_place(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let root = ranks / 2;
+    for len in CLOSURE_SIZES {
+        let products = Products::of(comm, len);
+        let mut got = products.own.clone();
+        comm.scan_in_place_with(&mut got, product).context(|| "scan_in_place_with".into())?;
+        expect("scan_in_place_with", &got, &products.up_to[rank])?;
+        let mut got = products.own.clone();
+        comm.exclusive_scan_in_place_with(&mut got, product)
+            .context(|| "exclusive_scan_in_place_with".into())?;
+        expect("exclusive_scan_in_place_with", &got, products.before(rank))?;
+        let mut got = products.own.clone();
+        comm.reduce_in_place_with(&mut got, product, root).context(|| "reduce_in_place_with".into())?;
+        expect("reduce_in_place_with", &got, if rank == root { products.all() } else { &products.own })?;
+        let share = len / ranks;
+        let mut got = products.own[..share * ranks].to_vec();
+        comm.reduce_scatter_in_place_with(&mut got, product)
+            .context(|| "reduce_scatter_in_place_with".into())?;
+        let mine = rank * share..(rank + 1) * share;
+        expect("reduce_scatter_in_place_with", &got[mine.clone()], &products.all()[mine])?;
+    }
+    Ok(String::new())
+}
+
+/// All forms under way at once, with a closure that owns what it uses; the last is waited for first.
+fn closures_started(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let root = ranks / 2;
+    for len in CLOSURE_SIZES {
+        let what = || format!("{len} elements");
+        let products = Products::of(comm, len);
+        let own = || products.own.clone();
+        let times = vec![product];
+        let all = comm.start_all_reduce_with(own(), move |a, b| times[0](a, b)).context(what)?;
+        let scan = comm.start_scan_with(own(), product).context(what)?;
+        let before = comm.start_exclusive_scan_with(own(), product).context(what)?;
+        let at_root = comm.start_reduce_with(own(), product, root).context(what)?;
+        let share = len / ranks;
+        let (whole, part) = (own()[..share * ranks].to_vec(), vec![Matrix([[0; 2]; 2]); share]);
+        let scattered = comm.start_reduce_scatter_with(whole, part, product).context(what)?;
+        let sum = comm.all_reduce_value(1u64, ReduceOp::Sum).context(what)?;
+        expect("all_reduce_value in between", &[sum], &[ranks as u64])?;
+        let (_, part) = scattered.wait().context(what)?;
+        expect("start_reduce_scatter_with", &part, &products.all()[rank * share..][..share])?;
+        let at_root = at_root.wait().context(what)?;
+        expect("start_reduce_with", &at_root, if rank == root { products.all() } else { &products.own })?;
+        expect("start_exclusive_scan_with", &before.wait().context(what)?, products.before(rank))?;
+        expect("start_scan_with", &scan.wait().context(what)?, &products.up_to[rank])?;
+        expect("start_all_reduce_with", &all.wait().context(what)?, products.all())?;
+
+        let mut prepared = comm.prepare_all_reduce_with(own(), product).context(what)?;
+        for _ in 0..2 {
+            prepared.buffers.copy_from_slice(&products.own);
+            prepared.run().context(what)?;
+            expect("prepare_all_reduce_with", &prepared.buffers, products.all())?;
+        }
+    }
+    Ok(String::new())
+}
+
+/// Closures that borrow, in a group with a message.
+fn closures_in_groups(comm: &Comm) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    for len in CLOSURE_SIZES {
+        let products = Products::of(comm, len);
+        let times = vec![product];
+        let (mut all, mut scan) = (products.own.clone(), products.own.clone());
+        let mut before = products.own.clone();
+        let (sent, mut received) = ([rank as u64], [0u64]);
+        comm.group(|group| {
+            group.all_reduce_in_place_with(&mut all, |a, b| times[0](a, b))?;
+            group.scan_with(&products.own, &mut scan, |a, b| times[0](a, b))?;
+            group.send(&sent, next)?;
+            group.recv(&mut received, previous)?;
+            group.exclusive_scan_in_place_with(&mut before, product)
+        })
+        .context(|| format!("{len} elements"))?;
+        expect("all_reduce_in_place_with", &all, products.all())?;
+        expect("scan_with", &scan, &products.up_to[rank])?;
+        expect("exclusive_scan_in_place_with", &before, products.before(rank))?;
+        expect("the message", &received, &[previous as u64])?;
     }
     Ok(String::new())
 }

@@ -13,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("topologies/neighbors_of_a_grid", |comm, _| outcome(neighbors_of_a_grid(&comm))),
     Scenario::rank("topologies/neighbors_of_a_graph", |comm, _| outcome(neighbors_of_a_graph(&comm))),
     Scenario::rank("topologies/halos", |comm, _| outcome(halos(&comm))),
+    Scenario::rank("topologies/reordered", |comm, _| outcome(reordered(&comm))),
     Scenario::rank("topologies/refused", |comm, _| outcome(refused(&comm))),
 ];
 
@@ -176,10 +177,46 @@ fn halos(comm: &Comm) -> Done {
     };
     let before = |cell| if let (true, Some(index)) = global(cell) { index as f64 } else { -1.0 };
     let mut array: Vec<f64> = (0..cells).map(before).collect();
+    let first = comm.start_exchange_halo(&grid, &array, &shape, &width)?;
+    let mut second = comm.start_exchange_halo(&grid, &array, &shape, &width)?;
+    let mut in_flight = array.clone();
+    // Other messages of the same neighbors meanwhile.
     comm.exchange_halo(&grid, &mut array, &shape, &width)?;
     let expected: Vec<f64> =
         (0..cells).map(|cell| global(cell).1.map_or(-1.0, |index| index as f64)).collect();
-    same("the array", array, expected)?;
+    same("the array", &array, &expected)?;
+    first.finish(&mut in_flight)?;
+    same("in flight", &in_flight, &expected)?;
+    while !second.is_done() {
+        std::thread::yield_now();
+    }
+    second.finish(&mut in_flight)?;
+    same("in flight once more", &in_flight, &expected)?;
+    let halo = comm.start_exchange_halo(&grid, &in_flight, &shape, &width)?;
+    same("another array", matches!(halo.finish(&mut [0.0]), Err(Error::Usage(_))), true)?;
+    Ok(())
+}
+
+/// All ranks are there, each once, and at most as many neighbors are on two hosts as before.
+fn reordered(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let grid = Grid::balanced(ranks, &[0, 0], &[true, false])?;
+    let new = comm.reorder_by_host(&grid)?;
+    let mut ranks_there = new.all_gather_value(rank as u64)?;
+    let far = |comm: &Comm| {
+        let places =
+            (0..ranks).flat_map(|place| [0, 1].map(|dimension| (place, grid.shift(place, dimension, 1).1)));
+        let topology = comm.host_topology();
+        places.filter(|(place, next)| next.is_some_and(|next| !topology.same_host(*place, next))).count()
+    };
+    same("at most as many", far(&new) <= far(comm), true)?;
+    if comm.host_topology().num_hosts() == 1 {
+        same("on one host", new.rank(), rank)?;
+    }
+    ranks_there.sort_unstable();
+    same("all are there", ranks_there, (0..ranks as u64).collect::<Vec<_>>())?;
+    let other = Grid::new(&[ranks + 1], &[true])?;
+    same("another grid", matches!(comm.reorder_by_host(&other), Err(Error::Usage(_))), true)?;
     Ok(())
 }
 

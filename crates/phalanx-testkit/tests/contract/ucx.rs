@@ -5,7 +5,7 @@
 use crate::mpi::MATRIX;
 use crate::world::{Done, all_equal, outcome, same};
 use crate::{
-    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, plain,
+    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, peers, plain,
     portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
@@ -28,12 +28,13 @@ const MANY: usize = 17;
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, &'static [usize], fn(usize) -> Launch);
 
-const GROUPS: [Group; 10] = [
+const GROUPS: [Group; 11] = [
     ("matrix", &[2, 3, 5], |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", &[2, 3, 5], |ranks| all(ranks, &[vectors::SCENARIOS])),
     ("plain", &[3], |ranks| all(ranks, &[plain::SCENARIOS])),
     ("scans", &[2, 3], |ranks| all(ranks, &[scans::SCENARIOS, operations::SCENARIOS])),
     ("messages", &[2, 4], |ranks| all(ranks, &[messages::SCENARIOS, any_source::SCENARIOS])),
+    ("peers", &[3], |ranks| all(ranks, &[peers::SCENARIOS])),
     ("requests", &[2, 3], |ranks| all(ranks, &[requests::SCENARIOS, requests::AMONG_MESSAGES])),
     ("communicators", &[2, 4], |ranks| all(ranks, &[communicators::SCENARIOS, members::SCENARIOS])),
     ("objects", &[3], |ranks| {

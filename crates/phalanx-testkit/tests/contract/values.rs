@@ -3,7 +3,8 @@
 use crate::world::{Done, both, outcome, same};
 use libtest_mimic::Trial;
 use phalanx::{
-    Bitwise, Comm, Error, Locate, Located, ObjectError, PreMulSum, ReduceOp, Unchecked, UsageError,
+    BackendKind, Bitwise, Comm, Error, Locate, Located, ObjectError, PreMulSum, ReduceOp, Unchecked,
+    UsageError,
 };
 use phalanx_testkit::Scenario;
 
@@ -13,6 +14,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("values/refused", |comm, _| outcome(refused(&comm))),
     Scenario::rank("values/unchecked", |comm, _| outcome(unchecked(&comm))),
     Scenario::rank("values/coalesced", |comm, _| outcome(coalesced(&comm))),
+    Scenario::rank("values/coalesced_later", |comm, _| outcome(coalesced_later(&comm))),
     Scenario::rank("values/local", |comm, _| outcome(local(&comm))),
 ];
 
@@ -150,6 +152,38 @@ fn coalesced(comm: &Comm) -> Done {
     comm.all_reduce_coalesced(&mut bufs, Locate::Min)?;
     let first = 7 - (ranks as u64 - 1).min(6);
     same("places", bufs.concat().iter().all(|best| best.place() == first), true)?;
+    Ok(())
+}
+
+/// Started and in groups; some ranks make the plain call, which NCCL does not match if it is a group.
+fn coalesced_later(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    // On MPI the first that is started on a communicator is started on all ranks.
+    comm.start_barrier()?.wait()?;
+    for lens in [&[][..], &[5], &[1, 0, 300, 7], &[9000, 8000, 20_000, 3, 1]] {
+        let own = || -> Vec<Vec<u64>> { lens.iter().map(|len| vec![rank as u64 + 1; *len]).collect() };
+        let sums = lens.iter().map(|len| vec![(ranks * (ranks + 1) / 2) as u64; *len]).collect::<Vec<_>>();
+        let mut bufs = own();
+        if rank % 2 == 0 || comm.backend() == BackendKind::Nccl {
+            let first = comm.start_all_reduce_coalesced(bufs, ReduceOp::Sum)?;
+            let second = comm.start_all_reduce_coalesced(own(), ReduceOp::Sum)?;
+            same("the second", second.wait()? == sums, true)?;
+            bufs = first.wait()?;
+        } else {
+            comm.all_reduce_coalesced(&mut bufs, ReduceOp::Sum)?;
+            comm.all_reduce_coalesced(&mut own(), ReduceOp::Sum)?;
+        }
+        same("sums", bufs == sums, true)?;
+
+        let (mut bufs, mut more, mut value) = (own(), own(), [1u64]);
+        comm.group(|group| {
+            group.all_reduce_coalesced(&mut bufs, ReduceOp::Sum)?;
+            group.all_reduce_in_place(&mut value, ReduceOp::Sum)?;
+            group.all_reduce_coalesced(&mut more, ReduceOp::Sum)
+        })?;
+        same("in a group", bufs == sums && more == sums, true)?;
+        same("beside them", value, [ranks as u64])?;
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! order. At the end all messages are posted at once and moved along together, and then the collectives are
 //! carried out in the order of their calls (`ncclGroupStart`, `ncclGroupEnd`).
 
+use super::coalesced::Together;
 use super::comm::Comm;
 use super::p2p::{receiving, sending, wait_all};
 use crate::buffer::loan::Loan;
@@ -13,13 +14,17 @@ use crate::buffer::{Output, Source, Target};
 use crate::contract::Direction;
 use crate::contract::{Backend, Call, Envelope, Shape, Transfer, Wanted};
 use crate::os::RunInstant;
+use crate::reduce::custom::Custom;
+use crate::types::dtype::Plain;
 use crate::types::error::Result;
+use crate::types::op::CombineInOrder;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 #[cfg(feature = "_gpu")]
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations of several communicators that start together.
@@ -33,6 +38,10 @@ pub struct Group<'env> {
     calls: Vec<(&'env Comm, Call<'env>)>,
     /// The buffers of both, until the group has ended.
     loans: Vec<Loan<'env>>,
+    /// The closures of calls. No `Box`, whose owner alone could use them.
+    closures: Vec<Arc<dyn CombineInOrder + 'env>>,
+    /// Buffers that travel together, and what they are packed into: they get their results at the end.
+    packed: Vec<(Together<'env>, Vec<u8>)>,
     /// Invariant in `'env`, as scoped threads are; neither `Send` nor `Sync`.
     env: PhantomData<(&'env mut &'env (), *const ())>,
 }
@@ -120,6 +129,8 @@ impl<'env> Group<'env> {
             any: RefCell::default(),
             calls: Vec::new(),
             loans: Vec::new(),
+            closures: Vec::new(),
+            packed: Vec::new(),
             env: PhantomData,
         }
     }
@@ -155,7 +166,9 @@ impl<'env> Group<'env> {
         open.forget();
         outcome?;
         let on_host = |(comm, _): &&(&Comm, Call<'_>)| !comm.backend.is_stream_ordered();
-        self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))
+        self.calls.iter().filter(on_host).try_for_each(|(comm, call)| comm.run_call(call))?;
+        self.packed.iter().for_each(|(together, packed)| together.unpack(packed));
+        Ok(())
     }
 
     #[cfg(feature = "_gpu")]
@@ -265,7 +278,6 @@ impl<'env> CommGroup<'_, 'env> {
         self.comm.shape()
     }
 
-    #[cfg(feature = "_gpu")]
     pub(crate) fn comm(&self) -> &'env Comm {
         self.comm
     }
@@ -274,6 +286,25 @@ impl<'env> CommGroup<'_, 'env> {
     pub(crate) fn push(&mut self, call: Call<'env>, loans: impl IntoIterator<Item = Loan<'env>>) {
         self.group.calls.push((self.comm, call));
         self.group.loans.extend(loans);
+    }
+
+    /// Keeps a closure until the group's end.
+    pub(super) fn keep<T: Plain>(
+        &mut self,
+        combine: impl Fn(&T, &T) -> T + 'env,
+    ) -> &'env dyn CombineInOrder {
+        let kept: Arc<dyn CombineInOrder + 'env> = Arc::new(Custom::new(combine));
+        let closure = Arc::as_ptr(&kept);
+        self.group.closures.push(kept);
+        // SAFETY: the closure is on the heap until the group is dropped, and nobody changes it. Only the group's calls, which are over
+        // then, have the reference.
+        unsafe { &*closure }
+    }
+
+    /// Collects a call on buffers that travel together.
+    pub(super) fn push_packed(&mut self, call: Call<'env>, together: Together<'env>, packed: Vec<u8>) {
+        self.group.calls.push((self.comm, call));
+        self.group.packed.push((together, packed));
     }
 
     pub(super) fn out_of_place<S, R>(

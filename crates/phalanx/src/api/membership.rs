@@ -188,12 +188,14 @@ impl Comm {
     /// ```
     ///
     /// # Errors
-    /// [`Error::LeftBehind`](crate::Error::LeftBehind) as for `shrink`; [`Error::Unsupported`](crate::Error::Unsupported) on MPI, which
-    /// cannot go on without a rank.
+    /// [`Error::LeftBehind`](crate::Error::LeftBehind) as for `shrink`. On MPI, which ends the job where a rank is lost, those of a
+    /// collective, which it is there.
     pub fn agree(&self, flag: bool) -> Result<bool> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
-        self.backend.agree(flag)
+        let answer = self.backend.agree(flag);
+        self.recorder.skip(self.backend.collectives_of_agree());
+        answer
     }
 
     /// Makes a new communicator of these ranks, with the same numbers, and of `joiners` processes that call

@@ -10,7 +10,7 @@
 //! | `shared.rs` | a communicator for several threads |
 //! | `values.rs` | collectives of single values, and of lists of unknown lengths |
 //! | `object/` | values of any type that serde knows |
-//! | `rank_group.rs`, `grid/` | ranks as groups and as grids; neighbors and halos |
+//! | `rank_group.rs`, `grid/` | ranks as groups and as grids, reordered by host; neighbors and halos |
 //! | `one_sided/` | memory that other ranks access |
 //! | `file/` | files of distributed arrays |
 //! | `request/` | operations that go on while the rank does something else |

@@ -130,11 +130,8 @@ impl Comm {
         let (send, recv) = (send.lend(&self.stream)?, recv.lend_output(&self.stream)?);
         let receive = receiving(dtype, expected, &recv, &self.stream, source, tag);
         let send = sending(dtype, count, &send, &self.stream, dest, tag);
-        // SAFETY: both buffers are borrowed until both transfers are settled, below.
-        let [received, sent] = unsafe { self.post_both([receive, send]) };
-        let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));
-        let outcome = waited(sent);
-        waited(received).and(outcome)
+        // SAFETY: both buffers are borrowed until this returns.
+        unsafe { self.transfer_both([receive, send]) }
     }
 
     /// Refuses a plain send to oneself, which would wait for a receive that cannot come.

@@ -10,7 +10,7 @@ mod hip;
 pub(crate) mod host;
 pub(crate) mod loan;
 #[cfg(feature = "ndarray")]
-mod ndarray;
+pub(crate) mod ndarray;
 pub(crate) mod stream;
 
 pub use any::{AnySource, AnyTarget};

@@ -259,6 +259,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         }))
     }
 
+    /// The number of operation numbers that [`agree`](Backend::agree) uses up.
+    fn collectives_of_agree(&self) -> u64 {
+        0
+    }
+
     /// An error if these ranks cannot take in so many processes. Uses up no operation number.
     fn check_growth(&self, _joiners: usize) -> Result<()> {
         Err(Error::from(UnsupportedError {

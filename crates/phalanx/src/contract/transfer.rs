@@ -20,6 +20,11 @@ impl Direction {
             Direction::Recv(_) => Operation::Recv,
         }
     }
+
+    /// 0 for a send, 1 for a receive.
+    pub fn number(self) -> usize {
+        usize::from(matches!(self, Direction::Recv(_)))
+    }
 }
 
 /// One message to or from a peer.

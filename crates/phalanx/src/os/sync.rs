@@ -2,11 +2,17 @@
 //! and locking.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+pub(crate) use std::sync::{Condvar, Mutex};
+use std::sync::{MutexGuard, PoisonError};
 
 /// Locks, also after a holder panicked: what is behind a lock here is consistent at every step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits to be notified, as [`lock`] locks.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// [`std::cell::UnsafeCell`] with loom's interface.

@@ -73,7 +73,8 @@ pub(crate) struct NewComm {
 
 impl NewComm {
     fn new(backend: Arc<dyn Backend>, name: String) -> NewComm {
-        NewComm { backend, name }
+        // Open MPI's jobs have an address in their name. What is behind the first slash is the communicator's.
+        NewComm { backend, name: name.replace('/', "_") }
     }
 }
 

@@ -12,7 +12,7 @@ use super::clock::{Clock, Moment, Scale, Ticks};
 use super::metrics::{self, Counters};
 use super::ranges::Ranges;
 use super::{dump, launcher};
-use crate::contract::{Backend, BackendKind, Call, Direction, Operation, Transfer};
+use crate::contract::{Backend, BackendKind, Call, Operation, Transfer};
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -262,11 +262,16 @@ impl Recorder {
     /// Records that the last recorded collective is carried out again, without reading the clock. `false` if there is a record since.
     #[inline]
     pub fn repeat(&self, RecordId(number): RecordId) -> bool {
+        self.repeat_as(number, &self.collectives)
+    }
+
+    #[inline(always)]
+    fn repeat_as(&self, number: u64, sequences: &AtomicU64) -> bool {
         if self.made.load(Ordering::Relaxed) != number {
             return false;
         }
         let slot = self.slot(number);
-        slot.sequence.store(next(&self.collectives, 1), Ordering::Relaxed);
+        slot.sequence.store(next(sequences, 1), Ordering::Relaxed);
         set_state(slot, State::Started);
         if self.counters.is_some() || self.ranges.is_some() {
             self.announce_again(number, slot);
@@ -274,7 +279,13 @@ impl Recorder {
         true
     }
 
-    /// Marks a repeated collective as completed, at the time at which the first one was.
+    /// Records that the last recorded message is posted again, without reading the clock. `false` if there is a record since.
+    #[inline]
+    pub fn repeat_message(&self, RecordId(number): RecordId, transfer: &Transfer) -> bool {
+        self.repeat_as(number, &self.messages[transfer.peer][transfer.direction.number()])
+    }
+
+    /// Marks a repeated operation as completed, at the time at which the first one was.
     #[inline]
     pub fn repeated(&self, RecordId(number): RecordId) {
         set_state(self.slot(number), State::Completed);
@@ -297,10 +308,7 @@ impl Recorder {
 
     #[inline(always)]
     fn message(&self, transfer: &Transfer, at: Ticks) -> RecordId {
-        let (operation, direction) = match transfer.direction {
-            Direction::Send(_) => (Operation::Send, 0),
-            Direction::Recv(_) => (Operation::Recv, 1),
-        };
+        let (operation, direction) = (transfer.operation(), transfer.direction.number());
         self.announce(operation, transfer.count * transfer.dtype.size());
         let sequence = next(&self.messages[transfer.peer][direction], 1);
         let head = head(operation, transfer.dtype, ReductionCode::Sum, State::Started, transfer.peer);
@@ -535,6 +543,7 @@ fn set_state(slot: &Slot, state: State) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Direction;
 
     fn recorder() -> Arc<Recorder> {
         Recorder::new(BackendKind::Host, "test".into(), 0, 2)

@@ -49,6 +49,7 @@ struct Table<T> {
     contributions: Vec<T>,
     reduced: Vec<T>,
     scanned: Vec<T>,
+    scanned_before: Vec<T>,
     messages: Vec<T>,
     /// Steps that a reduced value may be off.
     tolerance: u64,
@@ -66,6 +67,8 @@ impl<T: Value> Table<T> {
             }),
             reduced: values(&|slot| pattern::reduced(numbers, op, ranks, slot)),
             scanned: values(&|slot| pattern::reduced_of_first(numbers, op, ranks, rank + 1, slot)),
+            // Rank 0 has no such content.
+            scanned_before: values(&|slot| pattern::reduced_of_first(numbers, op, ranks, rank.max(1), slot)),
             messages: values(&|slot| Exact::Whole(pattern::any_number(numbers, slot))),
             tolerance: if op == RedOp::Avg { mean_tolerance::<T>(ranks) } else { 0 },
         }
@@ -98,11 +101,9 @@ impl<T: Value> Table<T> {
     fn count_wrong(&self, buffer: &[T], segments: &[Segment], call: u64) -> u64 {
         let wrong = segments.iter().map(|segment| {
             let (values, salt) = self.source(segment.content, call);
-            let tolerance = if matches!(segment.content, Content::Reduced | Content::Scanned) {
-                self.tolerance
-            } else {
-                0
-            };
+            use Content::{Reduced, Scanned, ScannedBefore};
+            let is_reduced = matches!(segment.content, Reduced | Scanned | ScannedBefore);
+            let tolerance = if is_reduced { self.tolerance } else { 0 };
             let elements = buffer[segment.range.clone()].iter().zip(segment.first..);
             let is_wrong = |&(value, index): &(&T, usize)| {
                 let expected = values[pattern::slot(index, salt)];
@@ -119,6 +120,7 @@ impl<T: Value> Table<T> {
             Content::Contribution => (&self.contributions, mix(call)),
             Content::Reduced => (&self.reduced, mix(call)),
             Content::Scanned => (&self.scanned, mix(call)),
+            Content::ScannedBefore => (&self.scanned_before, mix(call)),
             Content::Message { from, to } => {
                 let route = (from as u64) << 32 | to as u64;
                 (&self.messages, mix(call) ^ mix(route + 1))

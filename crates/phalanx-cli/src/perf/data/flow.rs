@@ -15,6 +15,8 @@ pub enum Content {
     Reduced,
     /// The reduction of the contributions of the ranks up to this one.
     Scanned,
+    /// The reduction of the contributions of the ranks before this one.
+    ScannedBefore,
     /// The data of rank `from` for rank `to`. Where all ranks get the same data, `to` is `from`.
     Message { from: usize, to: usize },
     /// The content before the call.
@@ -61,7 +63,7 @@ impl Flow {
     pub fn inputs(&self) -> Vec<Segment> {
         let (rank, block) = (self.rank, self.layout.count);
         match self.operation {
-            Operation::AllReduce | Operation::Reduce | Operation::Scan => {
+            Operation::AllReduce | Operation::Reduce | Operation::Scan | Operation::ExclusiveScan => {
                 vec![whole(block, Content::Contribution)]
             }
             Operation::ReduceScatter => vec![whole(block * self.ranks, Content::Contribution)],
@@ -77,7 +79,10 @@ impl Flow {
                 let counts = weighted_counts(block * self.ranks, self.ranks, rank);
                 one_after_the_other(&counts, |to| message(rank, to))
             }
-            Operation::SendRecv | Operation::Put | Operation::PutSignal => {
+            Operation::NeighborAllToAll => {
+                one_after_the_other(&[block; 2], |side| message(rank, self.neighbor(side)))
+            }
+            Operation::SendRecv | Operation::RecvAny | Operation::Put | Operation::PutSignal => {
                 vec![whole(block, message(rank, (rank + 1) % self.ranks))]
             }
             Operation::Get => vec![whole(block, message(rank, (rank + self.ranks - 1) % self.ranks))],
@@ -95,6 +100,10 @@ impl Flow {
         match self.operation {
             Operation::AllReduce => vec![whole(block, Content::Reduced)],
             Operation::Scan => vec![whole(block, Content::Scanned)],
+            // Rank 0 keeps what it holds.
+            Operation::ExclusiveScan if rank == 0 && in_place => vec![whole(block, Content::Contribution)],
+            Operation::ExclusiveScan if rank == 0 => self.untouched(),
+            Operation::ExclusiveScan => vec![whole(block, Content::ScannedBefore)],
             Operation::Reduce if self.is_root() => vec![whole(block, Content::Reduced)],
             Operation::Gather if self.is_root() => self.blocks(|from| message(from, from)),
             // Only the root's receive buffer is written. In place, the others' are unspecified.
@@ -116,7 +125,10 @@ impl Flow {
                 let counts = weighted_counts_to(block * ranks, ranks, rank);
                 one_after_the_other(&counts, |from| message(from, rank))
             }
-            Operation::SendRecv | Operation::Put | Operation::PutSignal => {
+            Operation::NeighborAllToAll => {
+                one_after_the_other(&[block; 2], |side| message(self.neighbor(side), rank))
+            }
+            Operation::SendRecv | Operation::RecvAny | Operation::Put | Operation::PutSignal => {
                 vec![whole(block, message((rank + ranks - 1) % ranks, rank))]
             }
             Operation::Get => vec![whole(block, message((rank + 1) % ranks, rank))],
@@ -124,6 +136,11 @@ impl Flow {
             Operation::PingPong => vec![whole(block, message(1 - rank, rank))],
             Operation::Barrier => Vec::new(),
         }
+    }
+
+    /// The rank before this one, or the one behind it.
+    fn neighbor(&self, side: usize) -> usize {
+        (self.rank + [self.ranks - 1, 1][side]) % self.ranks
     }
 
     fn is_root(&self) -> bool {

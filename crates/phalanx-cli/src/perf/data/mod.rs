@@ -10,5 +10,5 @@ mod value;
 
 pub use check::{Patterns, patterns};
 pub use flow::{Content, Flow, Segment};
-pub use value::Value;
 pub(crate) use value::with_value;
+pub use value::{Value, elements, elements_mut};

@@ -114,7 +114,7 @@ impl Act {
 fn step(random: &mut Random, longest: usize, backend: Backend) -> program::Step {
     use DType::{I8, I32, I64, U8, U32, U64};
     const EXACT: [DType; 6] = [I8, U8, I32, U32, I64, U64];
-    let step = program::Step::random(random, longest);
+    let step = program::Step::random(random, longest).at_once();
     if backend == Backend::Nccl {
         let (dtype, combine) = (EXACT[usize::from(step.dtype.code()) % EXACT.len()], step.combine % 4);
         return program::Step { dtype, combine, ..step };

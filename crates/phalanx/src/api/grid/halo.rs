@@ -2,6 +2,7 @@
 
 use super::Grid;
 use super::neighbors::Sent;
+use crate::api::checks::same_len;
 use crate::api::comm::Comm;
 use crate::types::dtype::Plain;
 use crate::types::error::{Result, UsageError};
@@ -17,7 +18,7 @@ impl Comm {
     ///
     /// Every rank of the grid calls it, in one order. Each rank's own part may have another shape, but neighbors in one dimension have the
     /// same sizes in the others. The parts move dimension by dimension: two messages there and back for each, packed in memory of their
-    /// length. MPI has no call for it.
+    /// length. [`start_exchange_halo`](Comm::start_exchange_halo) lets the rank compute meanwhile. MPI has no call for it.
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
@@ -49,7 +50,7 @@ impl Comm {
         width: &[usize],
     ) -> Result<()> {
         grid.check_ranks(OPERATION, self)?;
-        check(grid, array.len(), shape, width)?;
+        check(OPERATION, grid, array.len(), shape, width)?;
         // The places of each dimension that are filled so far: at first this rank's own.
         let mut filled: Vec<Range<usize>> =
             shape.iter().zip(width).map(|(size, width)| *width..size - width).collect();
@@ -90,9 +91,15 @@ impl Comm {
     }
 }
 
-fn check(grid: &Grid, len: usize, shape: &[usize], width: &[usize]) -> Result<()> {
+pub(super) fn check(
+    operation: &'static str,
+    grid: &Grid,
+    len: usize,
+    shape: &[usize],
+    width: &[usize],
+) -> Result<()> {
     let refuse = |what: &str, value: &[usize], expected: String| {
-        let (name, value) = (format!("{OPERATION}: {what}"), format!("{value:?}"));
+        let (name, value) = (format!("{operation}: {what}"), format!("{value:?}"));
         Err(UsageError::Setting { name, value, expected }.into())
     };
     let dimensions = grid.sizes().len();
@@ -109,24 +116,13 @@ fn check(grid: &Grid, len: usize, shape: &[usize], width: &[usize]) -> Result<()
         );
     }
     let expected = shape.iter().fold(1, |cells: usize, size| cells.saturating_mul(*size));
-    if len != expected {
-        let rule = "the product of the shape";
-        return Err(UsageError::Length {
-            operation: OPERATION,
-            buffer: "in-place",
-            actual: len,
-            expected,
-            rule,
-        }
-        .into());
-    }
-    Ok(())
+    same_len(operation, "in-place", len, expected, "the product of the shape")
 }
 
 /// A box of a row-major array.
-struct Slab<'a> {
-    shape: &'a [usize],
-    ranges: Vec<Range<usize>>,
+pub(super) struct Slab<'a> {
+    pub shape: &'a [usize],
+    pub ranges: Vec<Range<usize>>,
 }
 
 impl Slab<'_> {
@@ -156,8 +152,15 @@ impl Slab<'_> {
         range.for_each(|place| self.runs_from(dimension + 1, start + place, f));
     }
 
+    /// Its cells, one after the other.
+    pub fn pack<T: Copy>(&self, array: &[T]) -> Vec<T> {
+        let mut cells = Vec::with_capacity(self.ranges.iter().map(Range::len).product());
+        self.for_each_run(|run| cells.extend_from_slice(&array[run]));
+        cells
+    }
+
     /// Copies cells that lie one after the other to their places.
-    fn unpack<T: Copy>(&self, mut cells: &[T], array: &mut [T]) {
+    pub fn unpack<T: Copy>(&self, mut cells: &[T], array: &mut [T]) {
         self.for_each_run(|run| {
             let (run_cells, rest) = cells.split_at(run.len());
             array[run].copy_from_slice(run_cells);

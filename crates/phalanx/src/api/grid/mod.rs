@@ -1,9 +1,12 @@
 //! Ranks as a grid of several dimensions: [`Grid`], its [`Neighbors`], and the halos of arrays that are spread over it.
 
+mod by_host;
 mod halo;
+mod in_flight;
 mod neighbors;
 mod sizes;
 
+pub use in_flight::HaloExchange;
 pub use neighbors::Neighbors;
 
 use super::comm::Comm;

@@ -6,6 +6,7 @@ use super::prepared::Prepared;
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Target};
 use crate::contract::{Call, Operation};
+use crate::types::dtype::Plain;
 use crate::types::error::Result;
 use crate::types::op::Reduction;
 
@@ -83,6 +84,26 @@ macro_rules! planned {
                 Plan::of_blocks(send, recv, [counts.into(), Vec::new()], |[send, recv], [counts, _]| {
                     comm.shape().scatter_v(send, recv, counts, root)
                 });
+
+            "an [`all_reduce_in_place_with`](Comm::all_reduce_in_place_with)",
+            start_all_reduce_with prepare_all_reduce_with<T, B>(buf, combine) |comm|
+                Plan::of_one(comm.shape().whole(Operation::AllReduce, buf.len()), buf).map(|plan| plan.combining(combine));
+
+            "a [`reduce_in_place_with`](Comm::reduce_in_place_with)",
+            start_reduce_with prepare_reduce_with<T, B>(buf, combine, root) |comm|
+                Plan::of_one(comm.shape().whole_in_place(Operation::Reduce, buf.len(), root)?, buf).map(|plan| plan.combining(combine));
+
+            "a [`scan_in_place_with`](Comm::scan_in_place_with)",
+            start_scan_with prepare_scan_with<T, B>(buf, combine) |comm|
+                Plan::of_one(comm.shape().whole(Operation::Scan, buf.len()), buf).map(|plan| plan.combining(combine));
+
+            "an [`exclusive_scan_in_place_with`](Comm::exclusive_scan_in_place_with)",
+            start_exclusive_scan_with prepare_exclusive_scan_with<T, B>(buf, combine) |comm|
+                Plan::of_one(comm.shape().whole(Operation::ExclusiveScan, buf.len()), buf).map(|plan| plan.combining(combine));
+
+            "a [`reduce_scatter_with`](Comm::reduce_scatter_with)",
+            start_reduce_scatter_with prepare_reduce_scatter_with<T, S, R>(send, recv, combine) |comm|
+                Plan::of_two(comm.shape().reduce_scatter(send.len(), recv.len())?, send, recv).map(|plan| plan.combining(combine));
         }
     };
 }
@@ -93,7 +114,7 @@ macro_rules! started {
         ///
         /// Operations that go on while the rank does something else. They take their buffers, and [`Request::wait`] gives them back.
         /// Lists of counts are kept until the operation is over, since `MPI_Iallgatherv` and its like read them until then: a `Vec`
-        /// is moved, a slice or an array copied.
+        /// is moved, a slice or an array copied. Closures are kept as long, and called in a thread of the communicator or in a wait.
         ///
         /// Started and plain collectives are one sequence: the order of the calls is what the ranks match, and it
         /// does not matter which form a rank uses. (On MPI it matters for the first one that is started on a communicator: it is
@@ -161,11 +182,35 @@ macro_rules! planned_method {
             $run
         }
     };
+    ($doc:expr; $name:ident<T, B>($($arg:ident),+) -> $Kind:ident |$comm:ident| $run:expr) => {
+        #[doc = $doc]
+        pub fn $name<T, B>(&self, $($arg: planned_method!(@type B $arg)),+) -> planned_method!(@result $Kind B)
+        where
+            T: Plain,
+            B: Owned + Target<Elem = T>,
+        {
+            let $comm = self;
+            $run
+        }
+    };
+    ($doc:expr; $name:ident<T, S, R>($($arg:ident),+) -> $Kind:ident |$comm:ident| $run:expr) => {
+        #[doc = $doc]
+        pub fn $name<T, S, R>(&self, $($arg: planned_method!(@type S $arg)),+) -> planned_method!(@result $Kind (S, R))
+        where
+            T: Plain,
+            S: Owned + Target<Elem = T>,
+            R: Owned + Target<Elem = T>,
+        {
+            let $comm = self;
+            $run
+        }
+    };
     (@result Request $buffers:ty) => { Result<Request<$buffers>> };
     (@result Prepared $buffers:ty) => { Result<Prepared<'_, $buffers>> };
     (@type $B:ident send) => { S };
     (@type $B:ident recv) => { R };
     (@type $B:ident buf) => { B };
+    (@type $B:ident combine) => { impl Fn(&T, &T) -> T + Send + 'static };
     (@type $B:ident op) => { impl Into<Reduction<$B::Elem>> };
     (@type $B:ident root) => { usize };
     (@type $B:ident $counts:ident) => { impl Into<Vec<usize>> };

@@ -1,6 +1,6 @@
 //! The methods of [`Comm`] that start a message.
 
-use super::{MaybeDangling, MessagePair, Request, Work};
+use super::{Kept, MaybeDangling, MessagePair, Request, Work};
 use crate::api::checks::same_type;
 use crate::api::comm::Comm;
 use crate::buffer::{Owned, Source, Target};
@@ -42,7 +42,8 @@ impl Comm {
         }
         Ok(Request {
             buffers: ManuallyDrop::new(buffers),
-            counts: ManuallyDrop::default(),
+            kept: ManuallyDrop::new(MaybeDangling::new(Kept::default())),
+            unpack: None,
             work: Work::Messages(MessagePair { under_way, outcome }),
             deadline: self.deadline,
             requests: self.requests.clone(),

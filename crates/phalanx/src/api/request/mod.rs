@@ -9,12 +9,15 @@
 //! - What the backend carries out advances in every wait, and in a thread (`mover.rs`).
 //! - A request is a future. Its first poll gives its messages to that thread, which wakes the task.
 
+mod coalesced;
 mod collectives;
 mod maybe_dangling;
 mod messages;
 mod mover;
+mod outcome;
 mod plan;
 mod prepared;
+mod prepared_message;
 mod queue;
 mod sets;
 #[cfg(test)]
@@ -22,17 +25,20 @@ mod tests;
 mod worker;
 
 pub use prepared::Prepared;
+pub use prepared_message::PreparedMessage;
 pub(crate) use queue::Requests;
 
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
+use crate::types::op::CombineInOrder;
 use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use maybe_dangling::MaybeDangling;
 use mover::{Moving, PolledMessages};
-use queue::Outcome;
+use outcome::Outcome;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -42,15 +48,28 @@ use std::time::Duration;
 #[must_use = "a request that is dropped before it is complete leaks its buffers"]
 pub struct Request<B> {
     buffers: ManuallyDrop<MaybeDangling<B>>,
-    /// Counts of a v-variant, which live as long as the buffers.
-    counts: ManuallyDrop<Counts>,
+    /// Lives as long as the buffers.
+    kept: ManuallyDrop<MaybeDangling<Kept>>,
+    /// Puts results that are in `kept` into the buffers.
+    unpack: Option<Unpack<B>>,
     work: Work,
     deadline: Option<Duration>,
     requests: Arc<Requests>,
 }
 
-/// Lists of counts that a started operation reads: of the sent blocks and, where they differ, of the received ones.
-type Counts = [Vec<usize>; 2];
+/// What a started operation uses beside its buffers.
+#[derive(Default)]
+struct Kept {
+    /// Lists of counts: of the sent blocks and, where they differ, of the received ones.
+    #[expect(dead_code, reason = "the call points to them")]
+    counts: [Vec<usize>; 2],
+    /// The closure by which it reduces.
+    closure: Option<Box<dyn CombineInOrder + Send>>,
+    /// Buffers that travel together, and what they are packed into.
+    packed: Vec<(Range<usize>, Vec<u8>)>,
+}
+
+type Unpack<B> = fn(&mut B, &Kept) -> Result<()>;
 
 enum Work {
     Collective(Arc<Outcome>),
@@ -114,11 +133,13 @@ impl<B> Request<B> {
         };
         // SAFETY: taken once; `work` is over, so that drop leaves the buffers alone. The operation is
         // complete, or has failed and touches them no more.
-        let buffers = unsafe {
-            ManuallyDrop::drop(&mut self.counts);
-            ManuallyDrop::take(&mut self.buffers)
-        };
-        result.map(|()| buffers.into_inner())
+        let (mut buffers, mut kept) =
+            unsafe { (ManuallyDrop::take(&mut self.buffers), ManuallyDrop::take(&mut self.kept)) };
+        result?;
+        if let Some(unpack) = self.unpack {
+            unpack(buffers.get_mut(), kept.get_mut())?;
+        }
+        Ok(buffers.into_inner())
     }
 
     fn wait_for(&self, messages: MessagePair) -> Result<()> {
@@ -150,7 +171,7 @@ impl<B> Request<B> {
             return true;
         }
         if let Work::Messages(_) = &self.work {
-            let outcome = Arc::new(Outcome::default());
+            let outcome = Outcome::of(1);
             let polled = Work::PolledMessages(outcome.clone());
             let Work::Messages(messages) = std::mem::replace(&mut self.work, polled) else { unreachable!() };
             let (since, deadline) = (RunInstant::now(), self.deadline);
@@ -199,7 +220,7 @@ impl<B> Drop for Request<B> {
         if self.is_done() {
             // SAFETY: not taken, since `work` was not over; the operation touches them no more.
             unsafe {
-                ManuallyDrop::drop(&mut self.counts);
+                ManuallyDrop::drop(&mut self.kept);
                 ManuallyDrop::drop(&mut self.buffers);
             }
         } else {

@@ -1,7 +1,9 @@
 //! The thread that advances requests while their rank does something else.
 
 use super::MessagePair;
-use super::queue::{Outcome, Started};
+use super::outcome::Outcome;
+use super::queue::Started;
+use crate::api::lending::Lending;
 use crate::contract::Backend;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
@@ -104,7 +106,10 @@ impl Moving {
                 true
             }
         };
+        // A closure that reduces may panic.
+        let lending = Lending::begin(backend);
         let ended: Vec<Started> = lock(&self.started).extract_if(.., is_over).collect();
+        lending.end();
         // Without the lock: this wakes tasks.
         for (started, result) in ended.iter().zip(results) {
             self.collective_ended(started, result);
@@ -156,7 +161,11 @@ impl Moving {
     pub fn complete(&self, backend: &dyn Backend, started: &Started) {
         let collectives = backend.start_collectives().expect("it was started there");
         let _limited = Limited::to(started.deadline);
-        self.collective_ended(started, collectives.wait(started.operation));
+        // A closure that reduces may panic.
+        let lending = Lending::begin(backend);
+        let result = collectives.wait(started.operation);
+        lending.end();
+        self.collective_ended(started, result);
     }
 }
 

@@ -1,17 +1,20 @@
 //! [`Plan`]: a checked collective with its buffers, before it is started or prepared.
 
-use super::{Counts, MaybeDangling, Request, Work};
+use super::{Kept, MaybeDangling, Request, Unpack, Work};
 use crate::api::comm::Comm;
 use crate::buffer::stream::Stream;
 use crate::buffer::{Owned, Target};
 use crate::contract::Call;
+use crate::reduce::custom::Custom;
+use crate::types::dtype::Plain;
 use crate::types::error::Result;
+use crate::types::op::CombineInOrder;
 use std::mem::ManuallyDrop;
 
-/// A checked collective, and the buffers and counts that it will use.
+/// A checked collective, and the buffers, counts and closure that it will use.
 pub(super) struct Plan<B> {
     pub buffers: MaybeDangling<B>,
-    pub counts: Counts,
+    pub kept: MaybeDangling<Kept>,
     pub call: Call<'static>,
     pub access: Access<B>,
 }
@@ -29,7 +32,7 @@ const NOTHING: (*const u8, usize) = (std::ptr::null(), 0);
 
 /// Address and length of a buffer of the host.
 #[inline(always)]
-fn look_at<B: Owned>(buf: &B, stream: &Stream) -> (*const u8, usize) {
+pub(super) fn look_at<B: Owned>(buf: &B, stream: &Stream) -> (*const u8, usize) {
     let start = buf.lend(stream).map_or(std::ptr::null(), |loan| loan.span().start.cast_const());
     (start, buf.len())
 }
@@ -37,7 +40,7 @@ fn look_at<B: Owned>(buf: &B, stream: &Stream) -> (*const u8, usize) {
 impl Plan<()> {
     pub fn of_none(call: Call<'static>) -> Plan<()> {
         let access = Access { look: |(), _| [NOTHING; 2], place: |(), call, _, _| Ok(call) };
-        Plan { buffers: MaybeDangling::new(()), counts: Counts::default(), call, access }
+        Plan { buffers: MaybeDangling::new(()), kept: MaybeDangling::new(Kept::default()), call, access }
     }
 }
 
@@ -51,7 +54,7 @@ impl<B: Owned> Plan<B> {
                 Ok(call.inside(&buf.lend_mut(stream)?, stream, rank))
             },
         };
-        Ok(Plan { buffers: MaybeDangling::new(buf), counts: Counts::default(), call, access })
+        Ok(Plan { buffers: MaybeDangling::new(buf), kept: MaybeDangling::new(Kept::default()), call, access })
     }
 }
 
@@ -65,39 +68,65 @@ impl<S: Owned, R: Owned + Target<Elem = S::Elem>> Plan<(S, R)> {
                 Ok(call.between(&send.lend(stream)?, &recv.lend_mut(stream)?, stream))
             },
         };
-        Ok(Plan { buffers: MaybeDangling::new((send, recv)), counts: Counts::default(), call, access })
+        let buffers = MaybeDangling::new((send, recv));
+        Ok(Plan { buffers, kept: MaybeDangling::new(Kept::default()), call, access })
     }
 
     /// A v-variant: `check` gets the lengths of both buffers, and the counts.
     pub fn of_blocks(
         send: S,
         recv: R,
-        counts: Counts,
-        check: impl for<'a> FnOnce([usize; 2], &'a Counts) -> Result<Call<'a>>,
+        counts: [Vec<usize>; 2],
+        check: impl for<'a> FnOnce([usize; 2], &'a [Vec<usize>; 2]) -> Result<Call<'a>>,
     ) -> Result<Plan<(S, R)>> {
         let call = check([send.len(), recv.len()], &counts)?;
         // SAFETY: the plan, and then the request, owns the counts as it does the buffers: until the operation is over, and for ever if it
         // is forgotten. They are on the heap, stay at their address when the plan is moved, and nobody changes them.
         let call = unsafe { std::mem::transmute::<Call<'_>, Call<'static>>(call) };
-        Ok(Plan { counts, ..Plan::of_two(call, send, recv)? })
+        let kept = MaybeDangling::new(Kept { counts, ..Kept::default() });
+        Ok(Plan { kept, ..Plan::of_two(call, send, recv)? })
+    }
+}
+
+impl<B> Plan<B> {
+    /// With the closure by which it reduces.
+    pub fn combining<T: Plain>(mut self, combine: impl Fn(&T, &T) -> T + Send + 'static) -> Plan<B> {
+        let closure: &dyn CombineInOrder =
+            &**self.kept.get_mut().closure.insert(Box::new(Custom::new(combine)));
+        // SAFETY: as for the counts of `of_blocks`. One thread at a time carries the operation out, so the closure need not be `Sync`.
+        let closure =
+            unsafe { std::mem::transmute::<&dyn CombineInOrder, &'static dyn CombineInOrder>(closure) };
+        self.call = self.call.combining(closure);
+        self
     }
 }
 
 impl Comm {
     /// Starts a planned collective.
     pub(super) fn start<B>(&self, plan: Plan<B>) -> Result<Request<B>> {
-        let Plan { mut buffers, counts, call, access } = plan;
+        let Plan { mut buffers, kept, call, access } = plan;
         let call = (access.place)(buffers.get_mut(), call, &self.stream, self.rank())?;
+        self.start_calls(&[call], buffers, kept, None)
+    }
+
+    /// Starts collectives as one request.
+    pub(super) fn start_calls<B>(
+        &self,
+        calls: &[Call<'static>],
+        buffers: MaybeDangling<B>,
+        kept: MaybeDangling<Kept>,
+        unpack: Option<Unpack<B>>,
+    ) -> Result<Request<B>> {
         let (deadline, requests) = (self.deadline, self.requests.clone());
-        // A panic on the way leaks them: the operation may have been started.
-        let (buffers, counts) = (ManuallyDrop::new(buffers), ManuallyDrop::new(counts));
-        match requests.start(call, &self.stream, deadline) {
+        // A panic on the way leaks them: an operation may have been started.
+        let (buffers, kept) = (ManuallyDrop::new(buffers), ManuallyDrop::new(kept));
+        match requests.start(calls, &self.stream, deadline) {
             Ok(outcome) => {
                 let work = Work::Collective(outcome);
-                Ok(Request { buffers, counts, work, deadline, requests })
+                Ok(Request { buffers, kept, unpack, work, deadline, requests })
             }
             Err(error) => {
-                drop((ManuallyDrop::into_inner(buffers), ManuallyDrop::into_inner(counts)));
+                drop((ManuallyDrop::into_inner(buffers), ManuallyDrop::into_inner(kept)));
                 Err(error)
             }
         }

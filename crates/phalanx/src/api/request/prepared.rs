@@ -1,7 +1,7 @@
 //! [`Prepared`]: a collective that is checked once and carried out many times.
 
-use super::Counts;
 use super::plan::{Access, Plan};
+use super::{Kept, MaybeDangling};
 use crate::api::comm::Comm;
 use crate::api::lending::Lending;
 use crate::contract::Call;
@@ -43,7 +43,7 @@ pub struct Prepared<'c, B> {
     /// The record of the last run.
     record: Option<RecordId>,
     /// What the call points to.
-    _counts: Counts,
+    _kept: MaybeDangling<Kept>,
 }
 
 impl<B> Prepared<'_, B> {
@@ -79,11 +79,11 @@ impl<B> Prepared<'_, B> {
 impl Comm {
     /// Prepares a planned collective.
     pub(super) fn prepare<B>(&self, plan: Plan<B>) -> Result<Prepared<'_, B>> {
-        let Plan { buffers, counts, call, access } = plan;
+        let Plan { buffers, kept, call, access } = plan;
         let mut buffers = buffers.into_inner();
         let places = (access.look)(&mut buffers, &self.stream);
         let call = (access.place)(&mut buffers, call, &self.stream, self.rank())?;
-        Ok(Prepared { buffers, comm: self, access, places, call, record: None, _counts: counts })
+        Ok(Prepared { buffers, comm: self, access, places, call, record: None, _kept: kept })
     }
 
     /// Carries out a checked call, as [`run_call`](Self::run_call), again: in the record that it had if there is none since, without reading

@@ -2,80 +2,20 @@
 
 use super::MessagePair;
 use super::mover::{Moving, move_requests};
+use super::outcome::Outcome;
 use super::worker::{Job, work};
+use crate::api::lending::Lending;
 use crate::buffer::stream::Stream;
 use crate::contract::{Backend, Call, OperationId, StartCollectives};
+use crate::os::ForkMark;
 use crate::os::sync::lock;
-use crate::os::{ForkMark, RunInstant};
 use crate::types::error::{Error, Result};
 use crate::watch::{RecordId, Recorder};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::Waker;
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// The result of an operation that a thread completes, set once.
-#[derive(Default)]
-pub(super) struct Outcome {
-    state: Mutex<OutcomeState>,
-    there: Condvar,
-}
-
-#[derive(Default)]
-struct OutcomeState {
-    result: Option<Result<()>>,
-    /// Of the task that polls the request, and since when it does.
-    waker: Option<Waker>,
-    polled_since: Option<RunInstant>,
-}
-
-impl Outcome {
-    pub fn put(&self, result: Result<()>) {
-        lock(&self.state).result = Some(result);
-        self.there.notify_all();
-        self.wake();
-    }
-
-    /// Wakes the task that polls, without the lock: it may poll at once.
-    pub fn wake(&self) {
-        let waker = lock(&self.state).waker.take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    pub fn take(&self) -> Result<()> {
-        let mut state = lock(&self.state);
-        loop {
-            match state.result.take() {
-                Some(result) => return result,
-                None => state = self.there.wait(state).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    pub fn is_there(&self) -> bool {
-        lock(&self.state).result.is_some()
-    }
-
-    /// Whether it is there; if not, `waker` is woken when it is.
-    pub fn is_there_or_wakes(&self, waker: &Waker) -> bool {
-        let mut state = lock(&self.state);
-        if state.result.is_some() {
-            return true;
-        }
-        state.polled_since.get_or_insert_with(RunInstant::now);
-        state.waker = Some(waker.clone());
-        false
-    }
-
-    /// Whether a task has polled for longer than this.
-    fn is_polled_longer_than(&self, deadline: Duration) -> bool {
-        lock(&self.state).polled_since.is_some_and(|since| since.elapsed() >= deadline)
-    }
-}
 
 /// A started collective that the backend carries out.
 pub(super) struct Started {
@@ -154,26 +94,45 @@ impl Requests {
         }
     }
 
-    /// Waits for one collective, if the backend carries it out and it was not yet seen complete.
+    /// Waits for the collectives of one request that the backend carries out and that were not yet seen complete.
     pub(super) fn finish(&self, outcome: &Arc<Outcome>) {
-        let mut list = lock(&self.moving.started);
-        if let Some(index) = list.iter().position(|started| Arc::ptr_eq(&started.outcome, outcome)) {
+        loop {
+            let mut list = lock(&self.moving.started);
+            let Some(index) = list.iter().position(|started| Arc::ptr_eq(&started.outcome, outcome)) else {
+                return;
+            };
             let started = list.remove(index);
             drop(list);
             self.moving.complete(&*self.backend, &started);
         }
     }
 
+    /// Starts the collectives of a request. On an error, none is started.
     pub(super) fn start(
         &self,
-        call: Call<'static>,
+        calls: &[Call<'static>],
         stream: &Stream,
         deadline: Option<Duration>,
     ) -> Result<Arc<Outcome>> {
+        let outcome = Outcome::of(calls.len());
         match self.backend.start_collectives() {
-            Some(collectives) => self.start_there(collectives, &call, deadline),
-            None => self.give_to_thread(call, stream.clone(), deadline),
+            Some(collectives) => {
+                self.start_mover()?;
+                calls.iter().for_each(|call| self.start_there(collectives, call, deadline, &outcome));
+            }
+            None => {
+                let mut worker = lock(&self.worker);
+                let worker = self.worker(&mut worker)?;
+                for call in calls {
+                    self.moving.under_way.fetch_add(1, Ordering::AcqRel);
+                    let record = self.moving.recorder.enqueue(call);
+                    let (stream, outcome) = (stream.clone(), outcome.clone());
+                    let job = Job { record, call: *call, stream, deadline, outcome };
+                    worker.send(job).expect("the worker lives as long as its sender");
+                }
+            }
         }
+        Ok(outcome)
     }
 
     fn start_there(
@@ -181,13 +140,15 @@ impl Requests {
         collectives: &dyn StartCollectives,
         call: &Call<'static>,
         deadline: Option<Duration>,
-    ) -> Result<Arc<Outcome>> {
-        self.start_mover()?;
-        let outcome = Arc::new(Outcome::default());
+        outcome: &Arc<Outcome>,
+    ) {
         let record = self.moving.recorder.begin(call);
+        let lending = Lending::begin(&*self.backend);
         // SAFETY: the call was checked; its buffers are the request's, which keeps them until the outcome is there. One
         // thread has the communicator, and no plain collective is under way.
-        match unsafe { collectives.start(call) } {
+        let started = unsafe { collectives.start(call) };
+        lending.end();
+        match started {
             Ok(operation) => {
                 self.moving.under_way.fetch_add(1, Ordering::AcqRel);
                 let started = Started { operation, deadline, record, outcome: outcome.clone() };
@@ -197,32 +158,17 @@ impl Requests {
             // Reported by the request's wait, like any other error of a request.
             Err(error) => outcome.put(self.moving.recorder.end(record, Err(error))),
         }
-        Ok(outcome)
     }
 
-    fn give_to_thread(
-        &self,
-        call: Call<'static>,
-        stream: Stream,
-        deadline: Option<Duration>,
-    ) -> Result<Arc<Outcome>> {
-        let outcome = Arc::new(Outcome::default());
-        let mut worker = lock(&self.worker);
-        let sender = match &*worker {
-            Some((sender, _)) => sender,
-            None => {
-                let (sender, receiver) = channel();
-                let (backend, moving) = (self.backend.clone(), self.moving.clone());
-                let name = format!("phalanx-{}", self.backend.rank());
-                let handle = self.start_thread(name, move || work(&*backend, &moving, &receiver))?;
-                &worker.insert((sender, handle)).0
-            }
-        };
-        self.moving.under_way.fetch_add(1, Ordering::AcqRel);
-        let record = self.moving.recorder.enqueue(&call);
-        let job = Job { record, call, stream, deadline, outcome: outcome.clone() };
-        sender.send(job).expect("the worker lives as long as its sender");
-        Ok(outcome)
+    /// The thread that carries out collectives, which it starts at the first.
+    fn worker<'w>(&self, worker: &'w mut Option<(Sender<Job>, JoinHandle<()>)>) -> Result<&'w Sender<Job>> {
+        if worker.is_none() {
+            let (sender, receiver) = channel();
+            let (backend, moving) = (self.backend.clone(), self.moving.clone());
+            let name = format!("phalanx-{}", self.backend.rank());
+            *worker = Some((sender, self.start_thread(name, move || work(&*backend, &moving, &receiver))?));
+        }
+        Ok(&worker.as_ref().expect("it was started").0)
     }
 
     /// Advances messages posted without a request, too, until [`end_moving`](Self::end_moving).

@@ -1,7 +1,7 @@
 //! The thread that carries out started collectives where the backend cannot.
 
 use super::mover::Moving;
-use super::queue::Outcome;
+use super::outcome::Outcome;
 use crate::buffer::stream::Stream;
 use crate::contract::{Backend, Call};
 use crate::types::error::Error;

@@ -175,7 +175,7 @@ impl MpiComm {
                 .filter(|rank| *rank != self.rank)
                 .map(|rank| MissingRank { rank, last_seen: last_seen.into() });
             let from = wanted.source.map_or("from any rank".into(), |source| format!("from rank {source}"));
-            let (operation, reporter) = (format!("recv({from})"), self.rank);
+            let (operation, reporter) = (self.watch.named(format_args!("recv({from})")), self.rank);
             let missing = missing.collect();
             Err(self.fail(TimeoutError { operation, sequence: 0, reporter, waited, missing }.into()))
         };
@@ -247,10 +247,11 @@ impl MpiComm {
     /// The error for a message past its deadline. Ends the job if MPI still uses the buffer.
     #[cold]
     fn overdue(&self, posted: &MpiTransfer, waited: Duration) -> Error {
-        let (operation, sequence) = (posted.record().to_string(), posted.sequence);
+        let (record, sequence) = (posted.record(), posted.sequence);
         if posted.is_held() {
-            self.watch.give_up(operation, sequence, waited, "");
+            self.watch.give_up(&record.to_string(), sequence, waited, "");
         }
+        let operation = self.watch.named(record);
         let rank = posted.transfer.peer;
         let missing = vec![MissingRank { rank, last_seen: "its message has not come".into() }];
         self.fail(TimeoutError { operation, sequence, reporter: self.rank, waited, missing }.into())

@@ -43,8 +43,8 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Envelope, HostMemory, Operation, OperationId, StartCollectives,
-    Transfer, Wanted, Window,
+    Backend, BackendKind, Blocks, Call, Departure, Envelope, HostMemory, Operation, OperationId,
+    StartCollectives, Transfer, Wanted, Window,
 };
 use crate::control::record::CallRecord;
 use crate::os::Mapping;
@@ -53,6 +53,7 @@ use crate::os::random_number;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, LibraryError, Result, UsageError};
 use crate::types::memory::Allocation;
+use crate::types::op::ReduceOp;
 use collective::Scratch;
 use message_table::MpiMessages;
 use nonblocking::Collectives;
@@ -212,7 +213,7 @@ impl MpiComm {
             return error.clone();
         }
         self.process.leave_unfinished("a communicator has failed");
-        self.fail(self.process.error(failure, self.rank, &record.to_string(), sequence))
+        self.fail(self.process.error(failure, self.rank, &self.watch.named(record), sequence))
     }
 
     /// Whether internal threads can use it.
@@ -358,6 +359,31 @@ impl Backend for MpiComm {
 
     fn world_size(&self) -> usize {
         self.ranks
+    }
+
+    fn set_given_name(&self, name: &str) {
+        self.watch.set_name(name);
+    }
+
+    /// All ranks remain: MPI ends the job where one is lost.
+    fn agree(&self, flag: bool) -> Result<bool> {
+        let mut all_set = u8::from(flag);
+        let (block, place) = (Blocks::Equal(1), (&raw mut all_set));
+        let call = Call {
+            reduction: ReduceOp::Min.into(),
+            send: place,
+            recv: place,
+            blocks: block,
+            recv_blocks: block,
+            ..Call::empty(Operation::AllReduce)
+        };
+        // SAFETY: one byte in place, and the thread that has the communicator.
+        unsafe { self.collective(&call) }?;
+        Ok(all_set != 0)
+    }
+
+    fn collectives_of_agree(&self) -> u64 {
+        1
     }
 
     #[cfg(feature = "cuda")]

@@ -299,7 +299,7 @@ impl MpiComm {
             let record = collectives.started.get(&number).map(|started| started.record.to_string());
             let hint = if collectives.first == Some(number) { FIRST } else { "" };
             drop(collectives);
-            self.watch.give_up(record.unwrap_or_default(), number, waited, hint)
+            self.watch.give_up(&record.unwrap_or_default(), number, waited, hint)
         };
         let others = || {
             self.progress_messages();

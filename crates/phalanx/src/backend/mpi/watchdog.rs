@@ -10,8 +10,9 @@ use crate::types::error::{Error, Result, TimeoutError};
 use crate::watch::deadline;
 use phalanx_sys::mpi::Handle;
 use std::ffi::c_int;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Once, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// The code passed to `MPI_Abort`, which becomes the exit status of the job.
@@ -52,6 +53,8 @@ pub(crate) struct OperationWatch {
     record: [AtomicU64; 3],
     /// An [`InitStep`], while there is no record.
     step: AtomicU64,
+    /// The communicator's name, if the program has given it one.
+    name: OnceLock<String>,
 }
 
 /// The exchanges in which ranks join.
@@ -134,6 +137,7 @@ impl OperationWatch {
             sequence: AtomicU64::new(0),
             record: Default::default(),
             step: AtomicU64::new(0),
+            name: OnceLock::new(),
         });
         lock(&WATCHED).push(WatchEntry {
             watch: Arc::downgrade(&watch),
@@ -219,8 +223,21 @@ impl OperationWatch {
         CHANGED.notify_all();
     }
 
+    pub fn set_name(&self, name: &str) {
+        let _ = self.name.set(name.to_owned());
+    }
+
+    /// An operation, with the communicator's name behind it if the program has given it one.
+    pub fn named(&self, operation: impl Display) -> String {
+        match self.name.get() {
+            Some(name) => format!("{operation} of communicator {name}"),
+            None => operation.to_string(),
+        }
+    }
+
     /// Reports a passed deadline, with a hint at the cause, and ends the job.
-    pub fn give_up(&self, operation: String, sequence: u64, waited: Duration, hint: &str) -> ! {
+    pub fn give_up(&self, operation: &str, sequence: u64, waited: Duration, hint: &str) -> ! {
+        let operation = self.named(operation);
         let timeout = TimeoutError { operation, sequence, reporter: self.rank, waited, missing: Vec::new() };
         self.end_job(&format!(
             "{timeout}. MPI cannot take back an operation, so the job ends (MPI_Abort); the ranks that wait tell \
@@ -273,7 +290,7 @@ impl WatchEntry {
         } else if now - self.since >= timeout {
             let sequence = watch.sequence.load(Ordering::Relaxed);
             let hint = if watch.is_joining() { first_exchange_hint() } else { String::new() };
-            watch.give_up(watch.record(), sequence, now - self.since, &hint);
+            watch.give_up(&watch.record(), sequence, now - self.since, &hint);
         }
         Some((timeout / 16).clamp(Duration::from_millis(1), Duration::from_millis(500)))
     }

@@ -298,7 +298,7 @@ impl MpiWindow<'_> {
 
     #[cold]
     fn no_signals(&self, rank: usize, waited: Duration) -> Error {
-        let operation = CallRecord::of_rank(Operation::WaitSignals, rank).to_string();
+        let operation = self.comm.watch.named(CallRecord::of_rank(Operation::WaitSignals, rank));
         let missing = vec![MissingRank { rank, last_seen: "its signals have not come".into() }];
         let (sequence, reporter) = (self.comm.watch.last(), self.comm.rank);
         self.comm.fail(TimeoutError { operation, sequence, reporter, waited, missing }.into())
