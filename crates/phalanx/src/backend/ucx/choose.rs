@@ -113,12 +113,12 @@ pub(super) fn choose(call: &Call<'_>, flow: &Flow<'_>, shape: &Shape) -> Algorit
         Operation::Broadcast if ranks > 2 && longest > BROADCAST_IN_PARTS => Algorithm::BroadcastInParts,
         Operation::Broadcast if ranks >= ROUNDS => Algorithm::Tree,
         Operation::AllReduce | Operation::Scan | Operation::ExclusiveScan
-            if ranks >= ROUNDS && is_short && !has_factors =>
+            if ranks >= ROUNDS_OF_BLOCKS && is_short && !has_factors =>
         {
             Algorithm::Dissemination
         }
         Operation::AllGather | Operation::AllGatherV | Operation::Split | Operation::SplitGrid
-            if ranks >= ROUNDS && is_short =>
+            if ranks >= ROUNDS_OF_BLOCKS && is_short =>
         {
             Algorithm::Dissemination
         }

@@ -32,6 +32,9 @@ pub(super) const BROADCAST_IN_PARTS: usize = 64 << 10;
 /// Ranks from which on short operations go in rounds, in which a rank sends to one other.
 pub(super) const ROUNDS: usize = 5;
 
+/// The same for blocks: with fewer ranks, rounds take as long as all messages at once, and longer where ranks share cores.
+pub(super) const ROUNDS_OF_BLOCKS: usize = 8;
+
 /// A rank takes part in rounds with blocks of at most so many bytes: each is passed on by others, too.
 pub(super) const IN_ROUNDS: usize = 4 << 10;
 
