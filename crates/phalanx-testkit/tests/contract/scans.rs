@@ -247,7 +247,7 @@ fn closures_started(comm: &Comm) -> Outcome {
         let what = || format!("{len} elements");
         let products = Products::of(comm, len);
         let own = || products.own.clone();
-        let times = vec![product];
+        let times = [product];
         let all = comm.start_all_reduce_with(own(), move |a, b| times[0](a, b)).context(what)?;
         let scan = comm.start_scan_with(own(), product).context(what)?;
         let before = comm.start_exclusive_scan_with(own(), product).context(what)?;
@@ -281,7 +281,7 @@ fn closures_in_groups(comm: &Comm) -> Outcome {
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
     for len in CLOSURE_SIZES {
         let products = Products::of(comm, len);
-        let times = vec![product];
+        let times = [product];
         let (mut all, mut scan) = (products.own.clone(), products.own.clone());
         let mut before = products.own.clone();
         let (sent, mut received) = ([rank as u64], [0u64]);

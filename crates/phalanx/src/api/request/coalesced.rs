@@ -35,12 +35,12 @@ impl Comm {
                 calls.push(call.inside(&buf.lend_mut(&self.stream)?, &self.stream, self.rank()));
             }
         }
-        self.start_calls(&calls, buffers, MaybeDangling::new(kept), Some(unpack))
+        self.start_calls(&calls, buffers, MaybeDangling::new(kept), Some(|bufs, kept| unpack(bufs, kept)))
     }
 }
 
 /// Copies the results of buffers that travelled together back.
-fn unpack<R: Owned>(bufs: &mut Vec<R>, kept: &Kept) -> Result<()> {
+fn unpack<R: Owned>(bufs: &mut [R], kept: &Kept) -> Result<()> {
     for (run, packed) in &kept.packed {
         Together::of(&mut bufs[run.clone()], &Stream::host())?.unpack(packed);
     }
