@@ -446,6 +446,8 @@ fn unreachable(comm: Comm, _: &[String]) -> Outcome {
     refused("iget", context.iget(&mut memory, 2, &inbox, 1, 10, peer), &["iget with PE"])?;
     refused("g", context.g(&inbox, 0, peer), &["g with PE"])?;
     must("iput to oneself", context.iput(&inbox, 2, &memory, 1, 10, me))?;
+    // The peer's put is for the same elements.
+    barrier(&context)?;
     must("put", context.put(&inbox, &memory, peer))?;
     must("p", context.p(&inbox, 3, 77, peer))?;
     barrier(&context)?;
