@@ -74,12 +74,12 @@ impl<'a> Reducer<'a> {
     pub fn new(dtype: DType, code: ReductionCode) -> Reducer<'static> {
         fn of<T: Number>(code: ReductionCode) -> Kernel {
             match code {
-                ReductionCode::Sum => combine::<T, Sum>,
-                ReductionCode::Prod => combine::<T, Prod>,
-                ReductionCode::Min => combine::<T, Min>,
-                ReductionCode::Max => combine::<T, Max>,
-                ReductionCode::Avg => combine::<T, Avg>,
-                ReductionCode::PreMulSum => combine::<T, PreMulSum>,
+                ReductionCode::Sum => dispatch::<T, Sum>,
+                ReductionCode::Prod => dispatch::<T, Prod>,
+                ReductionCode::Min => dispatch::<T, Min>,
+                ReductionCode::Max => dispatch::<T, Max>,
+                ReductionCode::Avg => dispatch::<T, Avg>,
+                ReductionCode::PreMulSum => dispatch::<T, PreMulSum>,
                 _ => unreachable!("bits have kernels by size, and the others a combination"),
             }
         }
@@ -135,13 +135,33 @@ pub(crate) unsafe fn divide(dtype: DType, values: *mut u8, count: usize, ranks: 
 /// The kernel of an operation on bits, which does not ask for signs.
 fn of_bits<T: BitElement>(code: ReductionCode) -> Kernel {
     match code {
-        ReductionCode::BitAnd => combine::<T, And>,
-        ReductionCode::BitOr => combine::<T, Or>,
-        ReductionCode::BitXor => combine::<T, Xor>,
-        ReductionCode::LogicalAnd => combine::<T, Truth<And>>,
-        ReductionCode::LogicalOr => combine::<T, Truth<Or>>,
-        ReductionCode::LogicalXor => combine::<T, Truth<Xor>>,
+        ReductionCode::BitAnd => dispatch::<T, And>,
+        ReductionCode::BitOr => dispatch::<T, Or>,
+        ReductionCode::BitXor => dispatch::<T, Xor>,
+        ReductionCode::LogicalAnd => dispatch::<T, Truth<And>>,
+        ReductionCode::LogicalOr => dispatch::<T, Truth<Or>>,
+        ReductionCode::LogicalXor => dispatch::<T, Truth<Xor>>,
         _ => unreachable!("no operation on bits"),
+    }
+}
+
+/// Chooses the variant: a short reduction into one target takes a direct path, without the set-up of the
+/// general one.
+unsafe fn dispatch<T: Number, C: Combine<T>>(
+    targets: Targets<'_>,
+    sources: &[*const u8],
+    factors: &[u64],
+    count: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match *targets.through {
+            [target] if count < BLOCK && targets.past.is_empty() => {
+                // Written out, so that the compiler sees that there is nothing else to do.
+                rest::<T, C>(Targets::new(&[target], false), sources, factors, 0, count);
+            }
+            _ => many::<T, C>(targets, sources, factors, count),
+        }
     }
 }
 
@@ -149,7 +169,8 @@ fn of_bits<T: BitElement>(code: ReductionCode) -> Kernel {
 ///
 /// # Safety
 /// As for [`Reducer::run`].
-unsafe fn combine<T: Number, C: Combine<T>>(
+#[inline(never)]
+unsafe fn many<T: Number, C: Combine<T>>(
     targets: Targets<'_>,
     sources: &[*const u8],
     factors: &[u64],
