@@ -5,7 +5,7 @@ use super::lending::Lending;
 use crate::contract::Transfer;
 use crate::control::diagnosis::public_name;
 use crate::types::error::{Result, UsageError};
-use crate::watch::{Posted, dump};
+use crate::watch::{Posted, RecordId, dump};
 use std::path::{Path, PathBuf};
 
 impl Comm {
@@ -44,6 +44,32 @@ impl Comm {
             Ok(id) => Ok(Posted { id, record }),
             Err(error) => self.recorder.end(record, Err(error)),
         })
+    }
+
+    /// Posts two messages together and waits for both.
+    ///
+    /// # Safety
+    /// As for [`post_both`](Self::post_both), until this returns.
+    pub(crate) unsafe fn transfer_both(&self, transfers: [Transfer; 2]) -> Result<()> {
+        // SAFETY: the caller's contract; both are settled below.
+        let [received, sent] = unsafe { self.post_both(transfers) };
+        let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));
+        let outcome = waited(sent);
+        waited(received).and(outcome)
+    }
+
+    /// Carries an operation out again, in the record that it has.
+    #[inline(always)]
+    pub(super) fn again(&self, record: RecordId, operate: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _limited = self.limited();
+        let lending = Lending::begin(&*self.backend);
+        let result = operate();
+        lending.end();
+        if result.is_err() {
+            return self.recorder.end(record, result);
+        }
+        self.recorder.repeated(record);
+        result
     }
 
     /// [`Backend::recorded_transfer`](crate::contract::Backend::recorded_transfer).

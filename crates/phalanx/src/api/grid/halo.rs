@@ -65,7 +65,7 @@ impl Comm {
             let outer = [slab(0), slab(size - width)];
 
             let mut sent = Vec::new();
-            inner.iter().for_each(|slab| slab.for_each_run(|run| sent.extend_from_slice(&array[run])));
+            inner.iter().for_each(|slab| slab.pack_behind(&mut sent, array));
             let mut received = sent.clone();
             let counts = [sent.len() / 2; 2];
             self.neighbor_exchange(
@@ -155,8 +155,12 @@ impl Slab<'_> {
     /// Its cells, one after the other.
     pub fn pack<T: Copy>(&self, array: &[T]) -> Vec<T> {
         let mut cells = Vec::with_capacity(self.ranges.iter().map(Range::len).product());
-        self.for_each_run(|run| cells.extend_from_slice(&array[run]));
+        self.pack_behind(&mut cells, array);
         cells
+    }
+
+    fn pack_behind<T: Copy>(&self, cells: &mut Vec<T>, array: &[T]) {
+        self.for_each_run(|run| cells.extend_from_slice(&array[run]));
     }
 
     /// Copies cells that lie one after the other to their places.

@@ -3,7 +3,6 @@
 use super::plan::{Access, Plan};
 use super::{Kept, MaybeDangling};
 use crate::api::comm::Comm;
-use crate::api::lending::Lending;
 use crate::contract::Call;
 use crate::types::error::{Result, UsageError};
 use crate::watch::RecordId;
@@ -90,20 +89,11 @@ impl Comm {
     /// the clock.
     fn run_again(&self, call: &Call<'_>, record: &mut Option<RecordId>) -> Result<()> {
         self.requests.wait_for_collectives();
-        if !record.is_some_and(|record| self.recorder.repeat(record)) {
-            return self.run_recorded(call, record);
+        match record.filter(|record| self.recorder.repeat(*record)) {
+            // SAFETY: as in `run_call`; the buffers are borrowed by `Prepared::run`.
+            Some(again) => self.again(again, || unsafe { self.backend.recorded_collective(call, &|| ()) }),
+            None => self.run_recorded(call, record),
         }
-        let _limited = self.limited();
-        let lending = Lending::begin(&*self.backend);
-        // SAFETY: as in `run_call`; the buffers are borrowed by `Prepared::run`.
-        let result = unsafe { self.backend.recorded_collective(call, &|| ()) };
-        lending.end();
-        match *record {
-            Some(record) if result.is_ok() => self.recorder.repeated(record),
-            Some(record) => return self.recorder.end(record, result),
-            None => {}
-        }
-        result
     }
 
     /// The first run, or one after another operation.

@@ -3,12 +3,11 @@
 use super::plan::look_at;
 use crate::api::checks::same_type;
 use crate::api::comm::Comm;
-use crate::api::lending::Lending;
 use crate::buffer::stream::Stream;
 use crate::buffer::{Owned, Target};
 use crate::contract::{Direction, Transfer};
 use crate::types::error::{Result, UsageError};
-use crate::watch::{Posted, RecordId};
+use crate::watch::RecordId;
 
 /// A message that was checked once, with its buffer, or one there and one back with their two, for [`run`](PreparedMessage::run) as often
 /// as wanted. `MPI_Send_init`, `MPI_Recv_init`.
@@ -193,28 +192,8 @@ impl Comm {
             *record = self.recorder.last();
             return result;
         };
-        let _limited = self.limited();
-        let lending = Lending::begin(&*self.backend);
         // SAFETY: the caller's contract.
-        let result = unsafe { self.backend.recorded_transfer(transfer, &|| ()) };
-        lending.end();
-        if result.is_err() {
-            return self.recorder.end(again, result);
-        }
-        self.recorder.repeated(again);
-        result
-    }
-
-    /// Posts two messages together and waits for both.
-    ///
-    /// # Safety
-    /// As for [`post_both`](Self::post_both), until this returns.
-    pub(in crate::api) unsafe fn transfer_both(&self, transfers: [Transfer; 2]) -> Result<()> {
-        // SAFETY: the caller's contract; both are settled below.
-        let [received, sent] = unsafe { self.post_both(transfers) };
-        let waited = |posted: Result<Posted>| posted.and_then(|posted| self.wait(posted, &|| ()));
-        let outcome = waited(sent);
-        waited(received).and(outcome)
+        self.again(again, || unsafe { self.backend.recorded_transfer(transfer, &|| ()) })
     }
 }
 

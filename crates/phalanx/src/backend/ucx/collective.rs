@@ -8,9 +8,9 @@ mod by_host;
 mod by_place;
 mod direct;
 mod exchange_by_host;
-mod gathering;
 mod near_and_far;
 mod rounds;
+mod tree;
 mod two_phase;
 
 use super::UcxComm;
@@ -84,6 +84,20 @@ impl CollectiveState {
     /// Memory of at least so many bytes, which stays where it is until more is asked for.
     fn scratch(&mut self, bytes: usize) -> *mut u8 {
         room(&mut self.scratch, bytes)
+    }
+
+    /// Does something with counts, which lie where those of the last call did.
+    fn with_counts<R>(
+        &mut self,
+        counts: impl Iterator<Item = usize>,
+        act: impl FnOnce(&mut CollectiveState, &[usize]) -> R,
+    ) -> R {
+        let mut kept = std::mem::take(&mut self.counts);
+        kept.clear();
+        kept.extend(counts);
+        let done = act(self, &kept);
+        self.counts = kept;
+        done
     }
 
     /// Begins a step. The one before the last is over.

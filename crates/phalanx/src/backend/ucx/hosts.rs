@@ -3,8 +3,8 @@
 use super::UcxComm;
 use super::choose::Shape;
 use super::tunables::RECORDS_COME;
-use crate::contract::Direction;
 use crate::contract::hosts::HostTopology;
+use crate::contract::{Blocks, Direction};
 use crate::control::endpoint::{Endpoint, NewChannel};
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
@@ -43,6 +43,11 @@ impl Hosts {
             let start = std::mem::replace(first, *first + size);
             Some(start..start + size)
         })
+    }
+
+    /// The elements of each host's blocks, if its ranks follow each other.
+    pub fn counts<'a>(&'a self, blocks: Blocks<'a>) -> impl Iterator<Item = usize> + 'a {
+        self.ranges().map(move |ranks| blocks.offset(ranks.end) - blocks.offset(ranks.start))
     }
 
     /// The place of a rank of this host among those of it.

@@ -1,4 +1,4 @@
-//! Broadcasts among several ranks: along a tree, or in parts that each rank passes on.
+//! Long broadcasts among several ranks: in parts that each rank passes on.
 
 use super::{CollectiveState, Group};
 use crate::contract::{Call, Flow};
@@ -6,43 +6,6 @@ use crate::types::error::Result;
 use std::ops::Range;
 
 impl Group<'_> {
-    /// A short broadcast along a binomial tree: a rank gets it from the rank whose number, counted from the root, lacks its lowest bit.
-    ///
-    /// # Safety
-    /// As for [`Backend::collective`](crate::contract::Backend::collective).
-    pub(super) unsafe fn broadcast_along_tree(
-        &self,
-        state: &mut CollectiveState,
-        call: &Call<'_>,
-        flow: &Flow<'_>,
-    ) -> Result<()> {
-        let (rank, ranks, root, len) = (self.rank, self.ranks(), call.root, flow.longest());
-        let place = (rank + ranks - root) % ranks;
-        let rank_at = |place: usize| (place + root) % ranks;
-        let mut data = call.send;
-        let below = if place == 0 { ranks.next_power_of_two() } else { 1 << place.trailing_zeros() };
-        state.begin_step(0);
-        if place > 0 {
-            // SAFETY: `recv` has room for the block.
-            unsafe { self.receive_part(state, 0, rank_at(place & (place - 1)), (call.recv, len)) };
-            self.finish_step(state, 0)?;
-            data = call.recv;
-        }
-        let mut bit = below >> 1;
-        while bit > 0 {
-            if place + bit < ranks {
-                // SAFETY: the block is there, and stays until the step is over.
-                unsafe { self.send_part(state, 0, rank_at(place + bit), (data, len)) };
-            }
-            bit >>= 1;
-        }
-        if place == 0 {
-            // SAFETY: the caller's contract.
-            unsafe { self.copy_own(call, flow, call.send) };
-        }
-        self.finish_step(state, 0)
-    }
-
     /// A long broadcast: the root sends each other rank a part, which it passes on to the others.
     ///
     /// # Safety

@@ -80,58 +80,30 @@ impl UcxComm {
         let combines = Call { operation: Operation::ReduceScatterV, ..*parts.call };
         let gathers = Call { operation: Operation::AllGatherV, ..*parts.call };
         let on_host = |state: &mut CollectiveState, call: &Call<'_>, part: &Chunk| {
-            let mut counts = std::mem::take(&mut state.counts);
-            // SAFETY: the caller's contract; the parts of a chunk lie in `send` and `recv`.
-            let done = unsafe { self.on_host(state, hosts, &parts.on_host(call, part, &mut counts)) };
-            state.counts = counts;
-            done
+            state.with_counts(parts.lens(part.number), |state, counts| {
+                // SAFETY: the caller's contract; the parts of a chunk lie in `send` and `recv`.
+                unsafe { self.on_host(state, hosts, &parts.on_host(call, part, counts)) }
+            })
         };
-        // SAFETY: the part is there, and no step that uses it is under way.
-        let divide = |part: &Chunk| unsafe { self.divide(call, part.recv, part.len) };
+        let prepare = |state: &mut CollectiveState, part: &Chunk| on_host(state, &combines, part);
+        let conclude = |state: &mut CollectiveState, part: &Chunk| {
+            // SAFETY: the part is there, and no step that uses it is under way.
+            unsafe { self.divide(call, part.recv, part.len) };
+            on_host(state, &gathers, part)
+        };
         if count <= most
             && let Some(only) = part(0)
         {
-            on_host(state, &combines, &only)?;
+            prepare(state, &only)?;
             let (send, recv, blocks) = (only.send, only.recv, Blocks::Equal(only.len));
             let between = Call { send, recv, blocks, recv_blocks: blocks, ..*parts.call };
             // SAFETY: the caller's contract.
             unsafe { across.carry_out(state, &between) }?;
-            divide(&only);
-            return on_host(state, &gathers, &only);
+            return conclude(state, &only);
         }
-        let shares = across.shares(state, most.min(count).div_ceil(here), size);
-        // SAFETY: the caller's contract; chunks are apart, and a part is the network's from `begin_chunk` to `finish_chunk`.
-        let begin = |state: &mut CollectiveState, part: &Chunk| unsafe {
-            across.begin_chunk(state, flow, &shares, part);
-        };
-        let (mut next, mut before) = (part(0), None);
-        if let Some(first) = &next {
-            on_host(state, &combines, first)?;
-            begin(state, first);
-        }
-        while let Some(current) = next.take() {
-            next = part(current.number + 1);
-            if let Some(next) = &next {
-                on_host(state, &combines, next)?;
-            }
-            across.await_chunk(state, &current)?;
-            if let Some(next) = &next {
-                begin(state, next);
-            }
-            if let Some(before) = &before {
-                across.finish_chunk(state, before)?;
-            }
-            // SAFETY: as above; the contributions have come.
-            unsafe { across.combine_chunk(state, (parts.call, flow), &shares, &current) };
-            if let Some(before) = before.replace(current) {
-                divide(&before);
-                on_host(state, &gathers, &before)?;
-            }
-        }
-        let Some(last) = before else { return Ok(()) };
-        across.finish_chunk(state, &last)?;
-        divide(&last);
-        on_host(state, &gathers, &last)
+        let longest = most.min(count).div_ceil(here);
+        // SAFETY: the caller's contract; the host's part of a chunk is not the network's before it is prepared and after it has come.
+        unsafe { across.in_chunks(state, (parts.call, flow), longest, part, prepare, conclude) }
     }
 }
 
@@ -165,11 +137,14 @@ impl Parts<'_> {
         len * place / self.here..len * (place + 1) / self.here
     }
 
-    /// A call of the ranks of this host about the chunk of a part.
-    fn on_host<'c>(&self, call: &Call<'c>, part: &Chunk, counts: &'c mut Vec<usize>) -> Call<'c> {
+    /// The elements of each place's part.
+    fn lens(&self, number: usize) -> impl Iterator<Item = usize> {
+        (0..self.here).map(move |place| self.share(number, place).len())
+    }
+
+    /// A call of the ranks of this host about the chunk of a part, whose parts have so many elements.
+    fn on_host<'c>(&self, call: &Call<'c>, part: &Chunk, counts: &'c [usize]) -> Call<'c> {
         let start = part.number * self.most * call.dtype.size();
-        counts.clear();
-        counts.extend((0..self.here).map(|place| self.share(part.number, place).len()));
         let blocks = Blocks::Each(counts);
         let (send, recv) = match call.operation {
             Operation::ReduceScatterV => (call.send.wrapping_add(start), part.recv),

@@ -33,7 +33,7 @@ impl Chunk {
 }
 
 /// Room for the contributions of all to this rank's shares of two chunks, and behind each for its result, if this rank gets none.
-pub(super) struct Shares {
+struct Shares {
     start: *mut u8,
     /// Bytes of a share.
     room: usize,
@@ -48,7 +48,7 @@ impl Shares {
 
 impl Group<'_> {
     /// Room for chunks of so many elements, until the scratch is used again.
-    pub(super) fn shares(&self, state: &mut CollectiveState, len: usize, size: usize) -> Shares {
+    fn shares(&self, state: &mut CollectiveState, len: usize, size: usize) -> Shares {
         let ranks = self.ranks();
         let room = len.div_ceil(ranks) * size;
         Shares { start: state.scratch(2 * room * (ranks + 1)), room, ranks }
@@ -58,7 +58,7 @@ impl Group<'_> {
     ///
     /// # Safety
     /// `send` and `recv` have the chunk's elements, which nothing else uses until it is finished.
-    pub(super) unsafe fn begin_chunk(
+    unsafe fn begin_chunk(
         &self,
         state: &mut CollectiveState,
         flow: &Flow<'_>,
@@ -80,16 +80,11 @@ impl Group<'_> {
         }
     }
 
-    /// Waits for the contributions to a chunk.
-    pub(super) fn await_chunk(&self, state: &mut CollectiveState, chunk: &Chunk) -> Result<()> {
-        self.finish_step(state, chunk.contributions())
-    }
-
     /// Combines this rank's share of a chunk, and posts the results. Those of the chunk before have come.
     ///
     /// # Safety
     /// As for `begin_chunk`; the contributions have come.
-    pub(super) unsafe fn combine_chunk(
+    unsafe fn combine_chunk(
         &self,
         state: &mut CollectiveState,
         (call, flow): (&Call<'_>, &Flow<'_>),
@@ -124,9 +119,50 @@ impl Group<'_> {
         }
     }
 
-    /// Waits for the results of a chunk.
-    pub(super) fn finish_chunk(&self, state: &mut CollectiveState, chunk: &Chunk) -> Result<()> {
-        self.finish_step(state, chunk.results())
+    /// Reduces chunk by chunk, of at most `len` elements. `prepare` is called before a chunk's contributions are posted, and `conclude` when
+    /// its results are there; the network carries another chunk meanwhile.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::contract::Backend::collective); the chunks are apart. A chunk is the network's from one call to the
+    /// other.
+    pub(super) unsafe fn in_chunks(
+        &self,
+        state: &mut CollectiveState,
+        (call, flow): (&Call<'_>, &Flow<'_>),
+        len: usize,
+        chunk: impl Fn(usize) -> Option<Chunk>,
+        prepare: impl Fn(&mut CollectiveState, &Chunk) -> Result<()>,
+        conclude: impl Fn(&mut CollectiveState, &Chunk) -> Result<()>,
+    ) -> Result<()> {
+        let shares = self.shares(state, len, flow.size);
+        let (mut next, mut before) = (chunk(0), None::<Chunk>);
+        if let Some(first) = &next {
+            prepare(state, first)?;
+            // SAFETY: the caller's contract.
+            unsafe { self.begin_chunk(state, flow, &shares, first) };
+        }
+        while let Some(current) = next.take() {
+            next = chunk(current.number + 1);
+            if let Some(next) = &next {
+                prepare(state, next)?;
+            }
+            self.finish_step(state, current.contributions())?;
+            if let Some(next) = &next {
+                // SAFETY: as above; the contributions to the chunk before that lay in the same place are combined.
+                unsafe { self.begin_chunk(state, flow, &shares, next) };
+            }
+            if let Some(before) = &before {
+                self.finish_step(state, before.results())?;
+            }
+            // SAFETY: as above; the contributions have come.
+            unsafe { self.combine_chunk(state, (call, flow), &shares, &current) };
+            if let Some(before) = before.replace(current) {
+                conclude(state, &before)?;
+            }
+        }
+        let Some(last) = before else { return Ok(()) };
+        self.finish_step(state, last.results())?;
+        conclude(state, &last)
     }
 
     /// Carries out a long all_reduce or reduce.
@@ -146,26 +182,8 @@ impl Group<'_> {
             let (send, recv) = (call.send.wrapping_add(at * size), call.recv.wrapping_add(at * size));
             (at < count).then(|| Chunk { number, send, recv, len: most.min(count - at) })
         };
-        let shares = self.shares(state, most.min(count), size);
-        let (mut next, mut before) = (chunk(0), None);
-        if let Some(first) = &next {
-            // SAFETY: the chunks lie in `send` and `recv`.
-            unsafe { self.begin_chunk(state, flow, &shares, first) };
-        }
-        while let Some(current) = next.take() {
-            self.await_chunk(state, &current)?;
-            next = chunk(current.number + 1);
-            if let Some(next) = &next {
-                // SAFETY: as above; the contributions to the chunk before that lay in the same place are combined.
-                unsafe { self.begin_chunk(state, flow, &shares, next) };
-            }
-            if let Some(before) = before.take() {
-                self.finish_chunk(state, &before)?;
-            }
-            // SAFETY: as above.
-            unsafe { self.combine_chunk(state, (call, flow), &shares, &current) };
-            before = Some(current);
-        }
-        before.map_or(Ok(()), |last| self.finish_chunk(state, &last))
+        let nothing = |_: &mut CollectiveState, _: &Chunk| Ok(());
+        // SAFETY: the caller's contract; the chunks lie in `send` and `recv`.
+        unsafe { self.in_chunks(state, (call, flow), most.min(count), chunk, nothing, nothing) }
     }
 }

@@ -1,5 +1,5 @@
-//! Gather, scatter and short reductions along a binomial tree: a rank passes on the blocks of all ranks below it. Ranks count from the root, so
-//! that those below a rank follow it.
+//! Along a binomial tree: short broadcasts, gathers, scatters and reductions. A rank passes on what is for or from all ranks below it. Ranks count
+//! from the root, so that those below a rank follow it.
 
 use super::{CollectiveState, Group};
 use crate::contract::{Call, Flow};
@@ -42,6 +42,36 @@ impl Group<'_> {
     fn node(&self, root: usize) -> Node {
         let ranks = self.ranks();
         Node { place: (self.rank + ranks - root) % ranks, root, ranks }
+    }
+
+    /// A short broadcast.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`](crate::contract::Backend::collective).
+    pub(super) unsafe fn broadcast_along_tree(
+        &self,
+        state: &mut CollectiveState,
+        call: &Call<'_>,
+        flow: &Flow<'_>,
+    ) -> Result<()> {
+        let (node, len) = (self.node(call.root), flow.longest());
+        let mut data = call.send;
+        state.begin_step(0);
+        if node.place > 0 {
+            // SAFETY: `recv` has room for the block.
+            unsafe { self.receive_part(state, 0, node.above(), (call.recv, len)) };
+            self.finish_step(state, 0)?;
+            data = call.recv;
+        }
+        for below in node.below() {
+            // SAFETY: the block is there, and stays until the step is over.
+            unsafe { self.send_part(state, 0, node.rank_at(below), (data, len)) };
+        }
+        if node.place == 0 {
+            // SAFETY: the caller's contract.
+            unsafe { self.copy_own(call, flow, call.send) };
+        }
+        self.finish_step(state, 0)
     }
 
     /// Gathers short blocks at the root, or combines them there, in rank order.
