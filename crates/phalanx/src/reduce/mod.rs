@@ -227,7 +227,7 @@ unsafe fn long<T: Number, C: Combine<T>>(
         if is_x86_feature_detected!("avx2") {
             return avx2::<T, C>(targets, sources, factors, count);
         }
-        // Processors of before 2014 do all of it in shorter blocks: the long ones would be a third of this library's code.
+        // Processors of before 2014 do all of it in shorter blocks: the long ones would be a tenth of this library's code.
         0
     }
     // SAFETY: the caller's contract.
