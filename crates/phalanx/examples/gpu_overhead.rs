@@ -1,12 +1,13 @@
 //! What phalanx adds to NCCL: CPU time of an enqueue, time of an operation, and bus bandwidth, against the bare C
-//! call on the same communicator, stream and buffers, in alternating rounds.
+//! call on the same communicator, stream and buffers, and against an empty kernel's launch, in alternating rounds.
 //!
 //! `cargo run --release -p phalanx --example gpu_overhead [RANKS] [LARGEST BYTES] [all_reduce|all_gather|reduce_scatter|all_to_all]`
 
 #[path = "shared/rounds.rs"]
 mod rounds;
 
-use phalanx::cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
+use phalanx::cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, LaunchConfig};
+use phalanx::cudarc::nvrtc::Ptx;
 use phalanx::{BackendKind, Comm, ReduceOp, Result};
 use phalanx_sys::nccl::{Api, NCCL, ncclComm_t, ncclDataType_t, ncclResult_t, red_op};
 use rounds::{Comparison, Sample};
@@ -15,6 +16,8 @@ use std::time::Instant;
 
 /// Rounds of each kind; medians count, of the rounds' differences and ratios too.
 const ROUNDS: usize = 41;
+/// A kernel that does nothing.
+const EMPTY: &str = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
 const F32: ncclDataType_t = ncclDataType_t::Float32;
 
 fn main() -> Result<()> {
@@ -123,14 +126,21 @@ fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
     let handle = comm.nccl().expect("NCCL").raw_handle();
     if comm.rank() == 0 {
         println!("NCCL {}, {ranks} GPUs, {operation:?} of f32", comm.nccl().expect("NCCL").version());
-        println!("     bytes  enqueue us: bare  phalanx  more   time us: bare  phalanx  ratio   busbw GB/s");
+        println!(
+            "     bytes  enqueue us: bare  phalanx  more   time us: bare  phalanx  ratio   busbw GB/s   empty kernel us"
+        );
     }
+    let empty = stream
+        .context()
+        .load_module(Ptx::from_src(EMPTY))
+        .and_then(|module| module.load_function("empty"))?;
     let mut bytes = 8;
     while bytes <= largest {
         let (count, sent, received) = operation.lengths(bytes / 4, ranks);
         let repeats = if bytes <= 1 << 20 { 200 } else { 10 };
         let mut bare = Vec::new();
         let mut ours = Vec::new();
+        let mut launches = Vec::new();
         for round in 0..ROUNDS + 2 {
             // First: the library connects the ranks in the first operation, and answers that it is in progress.
             let safe = {
@@ -152,13 +162,21 @@ fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
                     error => panic!("NCCL answered {error:?}"),
                 }
             })?;
+            let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
+            let launch = timed(comm, repeats, || {
+                // SAFETY: the kernel has no parameters and does nothing.
+                unsafe { stream.launch_builder(&empty).launch(one) }.map(drop).map_err(Into::into)
+            })?;
             // The first rounds warm up.
             if round >= 2 {
+                launches.push(launch.enqueue);
                 bare.push(raw);
                 ours.push(safe);
             }
         }
-        report(comm, operation, sent.max(received) * 4, &bare, &ours);
+        launches.sort_unstable();
+        let empty = launches[launches.len() / 2].as_secs_f64() * 1e6;
+        report(comm, operation, sent.max(received) * 4, &bare, &ours, empty);
         bytes *= if bytes < 1 << 20 { 8 } else { 4 };
     }
     Ok(())
@@ -176,14 +194,14 @@ fn timed(comm: &Comm, repeats: u32, mut operation: impl FnMut() -> Result<()>) -
     Ok(Sample { enqueue, total: start.elapsed() / repeats })
 }
 
-fn report(comm: &Comm, operation: Operation, bytes: usize, bare: &[Sample], ours: &[Sample]) {
+fn report(comm: &Comm, operation: Operation, bytes: usize, bare: &[Sample], ours: &[Sample], empty: f64) {
     if comm.rank() != 0 {
         return;
     }
     let Comparison { enqueue, more, total, ratio } = Comparison::of(bare, ours);
     let busbw = bytes as f64 / total[1] / 1e3 * operation.bus_factor(comm.world_size());
     println!(
-        "{bytes:>10}  {:>16.2} {:>8.2} {more:>5.2} {:>14.2} {:>8.2} {ratio:>6.3} {busbw:>12.1}",
+        "{bytes:>10}  {:>16.2} {:>8.2} {more:>5.2} {:>14.2} {:>8.2} {ratio:>6.3} {busbw:>12.1} {empty:>17.2}",
         enqueue[0], enqueue[1], total[0], total[1]
     );
 }

@@ -33,6 +33,43 @@ pub fn parameter<T: Copy>(pointer: *mut c_void) -> Result<T, Code> {
     Ok(unsafe { pointer.cast::<T>().read_unaligned() })
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Config {
+    blocks: [c_uint; 3],
+    threads: [c_uint; 3],
+    shared: c_uint,
+    stream: Handle,
+    attributes: *const c_void,
+    count: c_uint,
+}
+
+fn launch(
+    caller: &'static str,
+    function: Handle,
+    blocks: [c_uint; 3],
+    threads: [c_uint; 3],
+    stream: Handle,
+    parameters: In<*mut c_void>,
+) -> Result<(), Code> {
+    let kernel = FUNCTIONS.get(caller, function);
+    let stream = stream::find(caller, stream)?;
+    if kernel.context != stream.context {
+        return Err(INVALID_HANDLE);
+    }
+    if blocks.contains(&0) || threads.contains(&0) {
+        return Err(INVALID_VALUE);
+    }
+    let work = atomics::work(&kernel.name, parameters)
+        .or_else(|| training::work(&kernel.name, blocks[0], parameters))
+        .or_else(|| messages::work(&kernel.name, blocks, threads, parameters))
+        .or_else(|| norm::work(&kernel.name, blocks, threads, parameters))
+        .or_else(|| experts::work(&kernel.name, &stream, blocks, threads, parameters))
+        .or_else(|| collective::work(&kernel.name, &stream, blocks, threads, parameters));
+    stream.enqueue(work.ok_or(NOT_FOUND)??)
+}
+
 exported! {
     fn cuModuleLoadData(module: Out<Handle>, image: In<c_char>) {
         let context = current()?;
@@ -59,20 +96,12 @@ exported! {
         function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
         _shared: c_uint, stream: Handle, parameters: In<*mut c_void>, _extra: In<c_void>,
     ) {
-        let kernel = FUNCTIONS.get(FUNCTION, function);
-        let stream = stream::find(FUNCTION, stream)?;
-        if kernel.context != stream.context {
-            return Err(INVALID_HANDLE);
-        }
-        if [gx, gy, gz, bx, by, bz].contains(&0) {
-            return Err(INVALID_VALUE);
-        }
-        let work = atomics::work(&kernel.name, parameters)
-            .or_else(|| training::work(&kernel.name, gx, parameters))
-            .or_else(|| messages::work(&kernel.name, [gx, gy, gz], [bx, by, bz], parameters))
-            .or_else(|| norm::work(&kernel.name, [gx, gy, gz], [bx, by, bz], parameters))
-            .or_else(|| experts::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters))
-            .or_else(|| collective::work(&kernel.name, &stream, [gx, gy, gz], [bx, by, bz], parameters));
-        stream.enqueue(work.ok_or(NOT_FOUND)??)
+        launch(FUNCTION, function, [gx, gy, gz], [bx, by, bz], stream, parameters)
+    }
+
+    // Here a kernel begins when the one before it has ended, whatever the attributes allow.
+    fn cuLaunchKernelEx(config: In<Config>, function: Handle, parameters: In<*mut c_void>, _extra: In<c_void>) {
+        let config = config.get().ok_or(INVALID_VALUE)?;
+        launch(FUNCTION, function, config.blocks, config.threads, config.stream, parameters)
     }
 }

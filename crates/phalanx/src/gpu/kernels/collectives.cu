@@ -215,6 +215,7 @@ template <class P> static __device__ void move(const Arguments& a) {
 #ifndef ELEMENT
 
 template <class P> static __device__ __forceinline__ void move_short_or_long(const Arguments& a) {
+    come_after();
     if (!a.once)
         move<P>(a);
     else if (a.ranks == 2)
@@ -427,6 +428,7 @@ template <class P, class A> static __device__ void two_hops(const Arguments& a) 
 #define KERNEL(name, P, body)                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 3)                                            \
     NAME(name, TYPE)(const __grid_constant__ Arguments a) {                                         \
+        come_after();                                                                               \
         if (sizeof(ELEMENT::Wide) > sizeof(ELEMENT::Acc) && a.op == AVG)                            \
             body<P, ELEMENT::Wide>(a);                                                              \
         else                                                                                        \

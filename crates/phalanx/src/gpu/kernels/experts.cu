@@ -456,7 +456,10 @@ template <class P> static __device__ void combine_rows(const Arguments& a) {
 
 #define KERNEL(name, P, body)                                           \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 3)         \
-    phalanx_##name(const __grid_constant__ Arguments a) { body<P>(a); }
+    phalanx_##name(const __grid_constant__ Arguments a) {               \
+        come_after();                                                   \
+        body<P>(a);                                                     \
+    }
 KERNEL(expert_dispatch_ll, Ll, dispatch)
 KERNEL(expert_dispatch_ll128, Ll128, dispatch)
 KERNEL(expert_combine_ll, Ll, combine_rows)

@@ -77,6 +77,18 @@ static __device__ __forceinline__ Fifos<Ll>* fifos(Inbox* inbox, Ll*) { return &
 static __device__ __forceinline__ Fifos<Ll128>* fifos(Inbox* inbox, Ll128*) { return &inbox->ll128; }
 template <class P> static __device__ __forceinline__ Fifos<P>* fifos(Inbox* inbox) { return fifos(inbox, (P*)nullptr); }
 
+// Most warps of a kernel that is launched while the one before it in the stream still runs: four communicators' kernels, two of each, fit
+// on a GPU at once. OVERLAPPED in src/backend/nccl/direct/tunables.rs.
+constexpr u32 OVERLAPPED = 512;
+
+// Waits for the work before this kernel in its stream, and lets the next one be launched. The first thing that a kernel does.
+static __device__ __forceinline__ void come_after() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x * gridDim.y * (blockDim.x / 32) <= OVERLAPPED) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 static __device__ __forceinline__ void store16(void* to, u64 a, u64 b) {
     asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(a), "l"(b) : "memory");
 }

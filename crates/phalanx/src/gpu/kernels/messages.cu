@@ -87,6 +87,7 @@ template <class P> struct Share {
 };
 
 template <class P> static __device__ __forceinline__ void exchange(const Arguments& a) {
+    come_after();
     Share<P> share(a);
     if (share.part.sends)
         share.send();

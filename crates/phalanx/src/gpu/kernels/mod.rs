@@ -7,7 +7,7 @@
 //!
 //! Tests without a GPU run a model of them: `crates/phalanx-emulated/src/kernels` follows these files line by line.
 
-use crate::gpu::cuda::failed;
+use crate::gpu::cuda::{driver, failed};
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::Result;
@@ -112,9 +112,20 @@ impl KernelModule {
     }
 }
 
+/// A kernel on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kernel {
+    pub function: CUfunction,
+    /// It waits by itself for the work before it in its stream, so it can be launched earlier (programmatic dependent launch).
+    pub waits: bool,
+}
+
 /// The kernels of a module on a GPU, in the order of `KernelModule::kernels`. They stay loaded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kernels([CUfunction; 4]);
+pub(crate) struct Kernels {
+    functions: [CUfunction; 4],
+    waits: bool,
+}
 
 // SAFETY: handles of the driver, which any thread may use.
 unsafe impl Send for Kernels {}
@@ -122,8 +133,8 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    pub fn get(&self, index: usize) -> CUfunction {
-        self.0[index]
+    pub fn get(&self, index: usize) -> Kernel {
+        Kernel { function: self.functions[index], waits: self.waits }
     }
 
     /// Loads a module on a GPU, unless it is there. The GPU's context is current.
@@ -135,17 +146,20 @@ impl Kernels {
             return Ok(*kernels);
         }
         let images = module.images();
-        let ready = match generation(gpu)? {
+        let generation = generation(gpu)?;
+        let ready = match generation {
             8 => Some(images.sm_80),
             9 => Some(images.sm_90),
             _ => None,
         };
-        let handle = during_captures(|| match ready.map(load_image) {
-            Some(Ok(handle)) => Ok(handle),
-            _ => load_image(images.ptx),
+        let (handle, is_ready) = during_captures(|| match ready.map(load_image) {
+            Some(Ok(handle)) => Ok((handle, true)),
+            _ => load_image(images.ptx).map(|handle| (handle, false)),
         })?;
-        let mut kernels = Kernels([std::ptr::null_mut(); 4]);
-        for (place, name) in kernels.0.iter_mut().zip(module.kernels()) {
+        // Only this generation's image has the instructions for it.
+        let waits = is_ready && generation == 9 && has_dependent_launches()?;
+        let mut kernels = Kernels { functions: [std::ptr::null_mut(); 4], waits };
+        for (place, name) in kernels.functions.iter_mut().zip(module.kernels()) {
             let name = CString::new(name).expect("no NUL");
             // SAFETY: a module that stays loaded, a text that ends in NUL, an out-pointer on the stack.
             let result = unsafe { sys::cuModuleGetFunction(place, handle, name.as_ptr()) };
@@ -154,6 +168,14 @@ impl Kernels {
         loaded.insert((gpu.ordinal(), module), kernels);
         Ok(kernels)
     }
+}
+
+/// Whether the driver has programmatic dependent launches, in graphs too: since CUDA 12.3.
+fn has_dependent_launches() -> Result<bool> {
+    let mut version = 0;
+    // SAFETY: an out-pointer on the stack.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    Ok(version >= 12030 && driver()?.has(c"cuLaunchKernelEx"))
 }
 
 /// The major number of a GPU's compute capability. cudarc's own question would answer an error of something else that

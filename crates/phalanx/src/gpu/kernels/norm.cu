@@ -314,6 +314,7 @@ template <u32 STEPS, bool SUMS> static __device__ void normalise(const NormArgum
 #define NAME(name, type) NAMED(name, type)
 #define KERNEL(name, SUMS)                                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS) NAME(name, TYPE)(const __grid_constant__ NormArguments a) { \
+        come_after();                                                                                              \
         if (a.hidden * ELEMENT::SIZE <= blockDim.x / 32 * P::BYTES)                                                \
             normalise<1, SUMS>(a);                                                                                 \
         else                                                                                                       \

@@ -5,11 +5,11 @@ use super::experts::ExpertArguments;
 use super::messages::MessageArguments;
 use super::norm::NormArguments;
 use super::setup::Direct;
-use super::tunables::{MAX_RANKS, SPREAD, WARPS};
+use super::tunables::{MAX_RANKS, OVERLAPPED, SPREAD, WARPS};
 use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation};
-use crate::gpu::kernels::{KernelModule, Kernels, check};
+use crate::gpu::kernels::{Kernel, KernelModule, Kernels, check};
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
@@ -53,7 +53,7 @@ impl Arguments {
 
 /// A kernel with its arguments, and where it runs.
 pub(crate) struct KernelLaunch {
-    pub(super) kernel: sys::CUfunction,
+    pub(super) kernel: Kernel,
     /// In two dimensions.
     pub(super) blocks: [u32; 2],
     pub(super) threads: u32,
@@ -67,6 +67,11 @@ impl KernelLaunch {
     /// Runs beside the library's part of the same group, on this stream, so that neither waits for the other.
     pub fn beside(&mut self, side: &GpuStream) {
         self.beside = Some(std::mem::replace(&mut self.stream, side.raw()));
+    }
+
+    /// Whether it is launched while the kernel before it in the stream still runs, and then waits for that.
+    fn overlaps(&self) -> bool {
+        self.kernel.waits && self.blocks[0] * self.blocks[1] * (self.threads / 32) <= OVERLAPPED
     }
 
     /// Where what follows it is enqueued.
@@ -109,18 +114,48 @@ pub(crate) struct Order {
 pub(crate) unsafe fn launch(device: &GpuDevice, launch: &KernelLaunch) -> Result<()> {
     let _current = device.enter();
     let mut pointers = [launch.arguments.as_ptr()];
-    // SAFETY: the caller's contract; the driver copies the arguments.
-    check("cuLaunchKernel", unsafe {
-        sys::cuLaunchKernel(
-            launch.kernel,
-            launch.blocks[0],
-            launch.blocks[1],
-            1,
-            launch.threads,
-            1,
-            1,
-            0,
-            launch.stream.0.cast(),
+    let ([x, y], stream) = (launch.blocks, launch.stream.0.cast());
+    if !launch.overlaps() {
+        let (function, none) = (launch.kernel.function, std::ptr::null_mut());
+        // SAFETY: the caller's contract; the driver copies the arguments.
+        return check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function,
+                x,
+                y,
+                1,
+                launch.threads,
+                1,
+                1,
+                0,
+                stream,
+                pointers.as_mut_ptr(),
+                none,
+            )
+        });
+    }
+    let mut early = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: 1,
+        blockDimX: launch.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: &raw mut early,
+        numAttrs: 1,
+    };
+    // SAFETY: the caller's contract; the driver copies all of it. The kernel waits for the work before it.
+    check("cuLaunchKernelEx", unsafe {
+        sys::cuLaunchKernelEx(
+            &raw const config,
+            launch.kernel.function,
             pointers.as_mut_ptr(),
             std::ptr::null_mut(),
         )

@@ -4,7 +4,7 @@ use super::launch::{KernelArguments, KernelLaunch};
 use super::setup::Direct;
 use super::tunables::{LL128_LANES, LL128_STEP, MAX_RANKS, NORM_ROW_STEPS, NORM_WARPS};
 use crate::contract::{Call, RmsNorm};
-use cudarc::driver::sys::CUfunction;
+use crate::gpu::kernels::Kernel;
 
 /// `NormArguments` in gpu/kernels/norm.cu.
 #[repr(C)]
@@ -53,7 +53,7 @@ fn row_steps(call: &Call<'_>, norm: &RmsNorm) -> usize {
 }
 
 /// The launch of a kernel of the module on a call's rows. The blocks' warps are as many as a row's steps, or half as many.
-fn launch(kernel: CUfunction, call: &Call<'_>, norm: &RmsNorm, arguments: NormArguments) -> KernelLaunch {
+fn launch(kernel: Kernel, call: &Call<'_>, norm: &RmsNorm, arguments: NormArguments) -> KernelLaunch {
     let steps = row_steps(call, norm);
     debug_assert!(steps <= NORM_ROW_STEPS);
     let warps = if steps <= NORM_WARPS { steps } else { steps.div_ceil(2) };
@@ -70,19 +70,13 @@ fn launch(kernel: CUfunction, call: &Call<'_>, norm: &RmsNorm, arguments: NormAr
 }
 
 /// The norm of a sum that is complete: `send` of the call.
-pub(crate) fn alone(kernel: CUfunction, call: &Call<'_>, norm: &RmsNorm) -> KernelLaunch {
+pub(crate) fn alone(kernel: Kernel, call: &Call<'_>, norm: &RmsNorm) -> KernelLaunch {
     launch(kernel, call, norm, NormArguments::of(call, norm))
 }
 
 impl Direct {
     /// The sum and the norm in one kernel.
-    pub(super) fn fused(
-        &self,
-        kernel: CUfunction,
-        rank: usize,
-        call: &Call<'_>,
-        norm: &RmsNorm,
-    ) -> KernelLaunch {
+    pub(super) fn fused(&self, kernel: Kernel, rank: usize, call: &Call<'_>, norm: &RmsNorm) -> KernelLaunch {
         let arguments = NormArguments {
             inboxes: self.inboxes,
             own: self.own,

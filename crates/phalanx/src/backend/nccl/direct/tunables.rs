@@ -42,6 +42,9 @@ pub(crate) const MESSAGES: usize = 32;
 pub(crate) const EXPERT_WARPS: usize = 8;
 pub(crate) const EXPERT_BLOCKS: usize = 96;
 
+/// Most warps of a kernel that is launched while the one before it runs (`OVERLAPPED` in gpu/kernels/fifo.cuh).
+pub(crate) const OVERLAPPED: u32 = 512;
+
 /// Most warps of a block.
 pub(crate) const WARPS: usize = 8;
 /// Lanes up to which every block has one warp, so that the blocks spread over the GPU.
