@@ -53,10 +53,12 @@ pub(crate) enum Operation {
     /// Tokens to experts and back. The number of the experts' scratch is in the place of the root.
     ExpertDispatch,
     ExpertCombine,
+    /// FIFOs for kernels of the program.
+    Peers,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 39] = [
+    const ALL: [(Operation, &'static str); 40] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -96,6 +98,7 @@ impl Operation {
         (Operation::Experts, "experts"),
         (Operation::ExpertDispatch, "expert_dispatch"),
         (Operation::ExpertCombine, "expert_combine"),
+        (Operation::Peers, "peers"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -154,8 +157,10 @@ impl Operation {
     /// Whether the operation moves no data.
     pub fn is_empty_handed(self) -> bool {
         use Operation::*;
-        let is_errand =
-            matches!(self, Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts);
+        let is_errand = matches!(
+            self,
+            Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts | Peers
+        );
         is_errand || self.is_of_window() || matches!(self, Barrier | Finalize | Split | SplitGrid | OneSided)
     }
 }

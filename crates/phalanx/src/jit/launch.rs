@@ -18,7 +18,7 @@ enum Kind<'a> {
     Reads(&'a dyn Lends),
     Writes(&'a mut dyn LendsMut),
     Value { start: *const c_void, bytes: usize },
-    DeviceComm(&'a dyn DeviceHandle),
+    Handle(&'a dyn DeviceHandle),
 }
 
 /// A buffer that the kernel reads: its address is passed.
@@ -38,11 +38,16 @@ pub fn value<T: DeviceRepr>(value: &T) -> Argument<'_> {
 
 /// NCCL's communicator for kernels, as `ncclDevComm`. It is not given back before the kernel has ended.
 pub fn device_comm(comm: &impl DeviceHandle) -> Argument<'_> {
-    Argument(Kind::DeviceComm(comm))
+    Argument(Kind::Handle(comm))
+}
+
+/// The way to the other ranks' kernels, as `phalanx::Peers` of `<phalanx.cuh>`.
+pub fn peers(peers: &impl DeviceHandle) -> Argument<'_> {
+    Argument(Kind::Handle(peers))
 }
 
 /// A handle that a kernel takes by value and uses until it ends:
-/// [`nccl::DeviceComm`](crate::nccl::DeviceComm). Sealed.
+/// [`nccl::DeviceComm`](crate::nccl::DeviceComm), [`nccl::Peers`](crate::nccl::Peers). Sealed.
 pub trait DeviceHandle: sealed::Sealed {
     /// The bytes that are passed to the kernel.
     fn as_bytes(&self) -> &[u8];
@@ -96,7 +101,7 @@ impl Argument<'_> {
     fn bytes(&self) -> usize {
         match &self.0 {
             Kind::Value { bytes, .. } => *bytes,
-            Kind::DeviceComm(comm) => comm.as_bytes().len(),
+            Kind::Handle(comm) => comm.as_bytes().len(),
             Kind::Reads(_) | Kind::Writes(_) => size_of::<u64>(),
         }
     }
@@ -105,7 +110,7 @@ impl Argument<'_> {
     fn pass<'l>(&'l mut self, on: &'l Stream) -> Result<Option<Passed<'l>>> {
         let loan = match &mut self.0 {
             Kind::Value { start, .. } => return Ok(Some(Passed::Value(*start))),
-            Kind::DeviceComm(comm) => {
+            Kind::Handle(comm) => {
                 if let Some(stream) = on.gpu_stream() {
                     comm.launched_on(stream)?;
                 }

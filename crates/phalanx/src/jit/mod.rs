@@ -48,7 +48,7 @@ mod nccl;
 mod program;
 
 pub use crate::types::compile_error::{BuildStep, CompileError, Diagnostic};
-pub use launch::{Argument, device_comm, reads, value, writes};
+pub use launch::{Argument, device_comm, peers, reads, value, writes};
 pub(crate) use launch::{DeviceHandle, sealed};
 pub use module::{Kernel, Module};
 pub use program::{Image, Program};

@@ -58,6 +58,19 @@ const PRELUDE_NAME: &CStr = c"phalanx_nvshmem_prelude.h";
 
 const NVSHMEM_HEADERS: &[(&CStr, &CStr)] = &[(PRELUDE_NAME, PRELUDE)];
 
+/// What every program may include.
+const HEADERS: &[(&CStr, &CStr)] = &[
+    (c"phalanx.cuh", text(concat!(include_str!("../gpu/kernels/phalanx.cuh"), "\0"))),
+    (c"phalanx/fifo.cuh", text(concat!(include_str!("../gpu/kernels/fifo.cuh"), "\0"))),
+];
+
+const fn text(with_nul: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("one NUL, at the end"),
+    }
+}
+
 /// A program in CUDA C++, to be compiled.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -185,16 +198,17 @@ impl Program {
         let linker = self.nvshmem.then(|| linker::load(nvrtc)).transpose()?;
         let options = self.all_options(architecture, &folders);
         crate::os::log::debug!(program = self.name, ?options, "NVRTC compiles");
+        let headers = match (self.nvshmem, self.nccl) {
+            (true, _) => NVSHMEM_HEADERS,
+            (_, true) => NCCL_HEADERS,
+            _ => &[],
+        };
         let compiled = nvrtc.compile(&Task {
             name: &self.name,
             source: &self.source,
             options: &options,
             expressions: &self.expressions,
-            headers: match (self.nvshmem, self.nccl) {
-                (true, _) => NVSHMEM_HEADERS,
-                (_, true) => NCCL_HEADERS,
-                _ => &[],
-            },
+            headers: &[HEADERS, headers].concat(),
             missing: &missing,
         })?;
         if compiled.cubin.is_empty() {

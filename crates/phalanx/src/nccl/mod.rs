@@ -28,6 +28,8 @@ mod graph;
 #[cfg(feature = "nccl")]
 mod nccl_comm;
 mod one_sided;
+#[cfg(feature = "nccl")]
+mod peers;
 #[cfg(feature = "rccl")]
 pub mod rccl;
 #[cfg(feature = "rccl")]
@@ -38,7 +40,7 @@ mod surface;
 #[cfg(feature = "nccl")]
 pub use crate::backend::nccl::device_comm::KernelArgument;
 #[cfg(feature = "nccl")]
-pub use crate::backend::nccl::direct::GpuAlgorithm;
+pub use crate::backend::nccl::direct::{GpuAlgorithm, PeersArgument};
 pub use crate::backend::nccl::{Buffer, CollectiveConfig, Config, GpuSlice, Registration, parameters};
 #[cfg(feature = "nccl")]
 pub use device_comm::{
@@ -54,4 +56,6 @@ pub use graph::Graph;
 #[cfg(feature = "nccl")]
 pub use nccl_comm::{Nccl, encrypt_sockets, init_all, version};
 pub use one_sided::Signal;
+#[cfg(feature = "nccl")]
+pub use peers::Peers;
 pub use surface::{MemoryStatistic, Surface};

@@ -26,6 +26,8 @@ pub const TRIALS: &[Case] = &[
     case("text_with_nul", text_with_nul),
     case("examples/ring", || example("ring.cu", RING, &["ring"])),
     case("examples/halo", || example("halo.cu", HALO, &["halo"])),
+    case("examples/epilogue", epilogue),
+    case("headers_of_phalanx", headers_of_phalanx),
     case("examples/fused", || example("fused.cu", FUSED, &["compute", "compute_and_put"])),
     case("nvshmem/functions", nvshmem_functions),
     case("nvshmem/error_with_its_line", nvshmem_error),
@@ -45,6 +47,7 @@ pub const TRIALS: &[Case] = &[
 
 const RING: &str = include_str!("../../../../phalanx/examples/kernels/ring.cu");
 const HALO: &str = include_str!("../../../../phalanx/examples/kernels/halo.cu");
+const EPILOGUE: &str = include_str!("../../../../phalanx/examples/kernels/epilogue.cu");
 const FUSED: &str = include_str!("../../../../phalanx/examples/kernels/fused.cu");
 
 /// A trial that needs no more than the environment.
@@ -99,6 +102,39 @@ fn headers_of_cuda() {
     let source = "#include <cuda_fp16.h>\n#include <cuda/std/array>\n\
                   extern \"C\" __global__ void k(__half* x) { cuda::std::array<int, 2> a{1, 2}; x[0] = a[1]; }";
     assert!(is_code_with(&Program::new("k.cu", source).compile("sm_90").unwrap(), "k"));
+}
+
+/// The example, by both protocols.
+fn epilogue() {
+    for protocol in ["Ll", "Ll128"] {
+        let image =
+            Program::new("epilogue.cu", EPILOGUE).define("PROTOCOL", protocol).compile("sm_90").unwrap();
+        assert!(is_code_with(&image, "sum_bias_gelu"), "{protocol}");
+    }
+}
+
+/// Every function of `<phalanx.cuh>`, for old GPUs and new ones, beside names of the program and of CUDA.
+fn headers_of_phalanx() {
+    let source = "
+        #include <cuda_fp16.h>
+        #include <phalanx.cuh>
+        typedef int Lane;
+        template <class P> __device__ void all(const phalanx::Peers& peers, __half* x, long long n) {
+            phalanx::Warp<P> warp(peers, threadIdx.x / 32);
+            phalanx::u64 v[phalanx::Warp<P>::UNITS];
+            warp.load(v, x, n);
+            if (!warp.send(0, v) || !warp.receive(1, v) || !warp.barrier()) return;
+            warp.store(v, x + warp.place(0) * warp.has(0), n);
+        }
+        extern \"C\" __global__ void k(phalanx::Peers peers, __half* x, long long n) {
+            Lane which = peers.rank;
+            if (which) all<phalanx::Ll>(peers, x, n); else all<phalanx::Ll128>(peers, x, n);
+        }";
+    for architecture in ["sm_75", "sm_80", "sm_90", "sm_100"] {
+        let image = Program::new("k.cu", source).compile(architecture).unwrap();
+        assert!(is_code_with(&image, "k"), "{architecture}");
+        assert_eq!(image.log().trim(), "", "{architecture}");
+    }
 }
 
 fn error_with_its_line() {

@@ -249,7 +249,7 @@ impl Communicator {
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
                 | SharedByHost | AllReduceRmsNorm | Experts | ExpertDispatch | ExpertCombine | Epoch
-                | EndEpoch | Free | OneSided => {
+                | EndEpoch | Free | OneSided | Peers => {
                     unreachable!("nothing to enqueue")
                 }
             }

@@ -1,14 +1,12 @@
 //! Device communicators as the communicator keeps them: see [`DeviceComm`](crate::nccl::DeviceComm).
 
 use super::communicator::{Communicator, ENDING};
-use crate::buffer::stream::GpuStream;
-use crate::os::sync::lock;
+use super::kernel_streams::KernelStreams;
 use crate::types::error::Result;
 #[cfg(feature = "nccl")]
 use cudarc::driver::DeviceRepr;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Mutex;
 
 /// Most bytes of `ncclDevComm`. The largest of a known release has 248.
 pub(crate) const MOST: usize = 1024;
@@ -20,18 +18,13 @@ pub(crate) type Words = [u64; MOST / 8];
 pub(crate) struct Held {
     pub argument: KernelArgument,
     /// Streams that kernels were launched on with it.
-    pub users: Mutex<Vec<GpuStream>>,
+    pub users: KernelStreams,
 }
 
 impl Held {
     /// `ncclDevComm`, as the library wrote it.
     pub fn start(&self) -> *const c_void {
         (&raw const self.argument.0).cast()
-    }
-
-    /// Kernels that have it may run on these streams.
-    pub fn users(&self) -> Vec<GpuStream> {
-        lock(&self.users).clone()
     }
 }
 
@@ -56,7 +49,7 @@ impl Communicator {
     /// Waits, with a bound, until no kernel uses a device communicator any more.
     pub(crate) fn wait_for_kernels(&self, held: &Held) -> Result<()> {
         let _current = self.device.enter();
-        held.users().iter().try_for_each(|stream| {
+        held.users.all().iter().try_for_each(|stream| {
             let (what, remedy) = ("the end of a device communicator", "end the capture before");
             self.device.refuse_captured(stream.raw(), what, remedy)?;
             self.device.wait_idle(stream.raw(), ENDING)

@@ -45,6 +45,7 @@ pub(crate) mod graphs;
 pub(crate) mod group;
 pub(crate) mod init;
 mod join;
+pub(crate) mod kernel_streams;
 pub(crate) mod library;
 pub(crate) mod library_lock;
 pub(crate) mod memory;

@@ -5,6 +5,7 @@ use super::requirements::{DeviceRequirements, Resource, ResourceHandle, negative
 use super::teams::Team;
 use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::device_comm::{Held, KernelArgument, MOST, Words};
+use crate::backend::nccl::kernel_streams::KernelStreams;
 use crate::backend::nccl::memory::Handle;
 use crate::contract::{Call, Operation};
 use crate::nccl::Nccl;
@@ -14,7 +15,7 @@ use phalanx_sys::nccl::{
     ncclLsaBarrierHandle_t, ncclMultimemHandle_t, ncclTeamRequirements_t, version_code,
 };
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Memory that the library writes while it creates a device communicator, possibly from its own thread. It
 /// must not move.
@@ -206,7 +207,7 @@ impl Nccl<'_> {
         .map_err(|error| communicator.refused(error, &communicator.auxiliary_call()))?;
         // SAFETY: made above, and nothing is in progress any more.
         let outputs = unsafe { Box::from_raw(outputs) };
-        let held = Arc::new(Held { argument: KernelArgument(outputs.comm), users: Mutex::default() });
+        let held = Arc::new(Held { argument: KernelArgument(outputs.comm), users: KernelStreams::default() });
         Ok(DeviceComm {
             communicator: communicator.clone(),
             number: communicator.keep_registration(Handle::Device(held.clone())),

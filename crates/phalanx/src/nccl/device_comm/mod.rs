@@ -21,8 +21,7 @@ pub use teams::{Team, TeamKind};
 use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::device_comm::{Held, KernelArgument};
 use crate::buffer::stream::GpuStream;
-use crate::os::sync::lock;
-use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::error::Result;
 use cudarc::driver::CudaStream;
 use std::fmt;
 use std::num::NonZeroU64;
@@ -74,38 +73,7 @@ impl DeviceComm {
 
     /// Records that a kernel is about to be launched on a stream.
     pub(crate) fn launched_on(&self, stream: &GpuStream) -> Result<()> {
-        let communicator = &self.communicator;
-        communicator.check_owner()?;
-        communicator.check()?;
-        let device = communicator.device;
-        if communicator.has_ended() {
-            return Err(Error::from(UnsupportedError {
-                what: "a kernel with a device communicator".into(),
-                why: "its communicator has ended, and took it back".into(),
-                remedy: "keep the communicator as long as kernels are launched".into(),
-            }));
-        }
-        if !device.has(stream) {
-            return Err(UsageError::Memory {
-                memory: format!("a stream of {}", stream.describe()),
-                wanted: format!("GPU {} of the device communicator", device.ordinal()),
-                remedy: "launch the kernel on the communicator's GPU (Comm::gpu)",
-            }
-            .into());
-        }
-        let mut users = lock(&self.held.users);
-        if users.iter().any(|known| known.raw() == stream.raw()) {
-            return Ok(());
-        }
-        // Drop idle streams: a program may create one for each of its steps.
-        let _current = device.enter();
-        let is_done = |user: &GpuStream| {
-            matches!(device.is_captured(user.raw()), Ok(false))
-                && matches!(device.is_idle(user.raw()), Ok(true))
-        };
-        users.retain(|user| !is_done(user));
-        users.push(stream.clone());
-        Ok(())
+        self.held.users.add(&self.communicator, stream)
     }
 
     /// Waits for the streams on which kernels with it were launched, with the communicator's deadline.
@@ -114,9 +82,7 @@ impl DeviceComm {
     /// The communicator's failure, as of [`Comm::sync`](crate::Comm::sync), where a rank is gone or the
     /// deadline passes.
     pub fn sync(&self) -> Result<()> {
-        self.communicator.check_owner()?;
-        let auxiliary = self.communicator.auxiliary_call();
-        self.held.users().iter().try_for_each(|stream| self.communicator.wait_for(stream.raw(), &auxiliary))
+        self.held.users.sync(&self.communicator)
     }
 
     /// The handles of [`DeviceRequirements::resources`](crate::nccl::DeviceRequirements::resources), in their

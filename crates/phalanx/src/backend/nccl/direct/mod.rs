@@ -7,6 +7,7 @@
 //! | `setup.rs`, `peer_memory.rs` | what own kernels need; memory that peers write to: allocated, exchanged, opened, given back |
 //! | `launch.rs`, `messages.rs`, `norm.rs` | a call as a kernel's arguments, and its launch |
 //! | `experts.rs` | dispatch and combine of experts: their scratch, their launch |
+//! | `peers.rs` | FIFOs for kernels of programs |
 //!
 //! The kernels are in `gpu/kernels`, where `fifo.cuh` says how data travels. Three properties matter here:
 //!
@@ -21,6 +22,7 @@ mod launch;
 mod messages;
 mod norm;
 mod peer_memory;
+mod peers;
 mod setup;
 mod tunables;
 
@@ -29,4 +31,6 @@ pub(crate) use choose::{Algorithm, is_empty_of_own_type};
 pub(crate) use experts::{ExpertScratch, ExpertShape, ExpertTask};
 pub(crate) use launch::{KernelLaunch, launch};
 pub(crate) use norm::alone;
+pub(crate) use peers::PeerFifos;
+pub use peers::PeersArgument;
 pub(crate) use setup::Direct;

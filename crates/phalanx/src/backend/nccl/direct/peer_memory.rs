@@ -1,6 +1,6 @@
 //! Device memory that the peers' kernels write to: allocated, exchanged, opened, given back.
 
-use super::tunables::MAX_RANKS;
+use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice};
 use crate::control::host_channel::HostChannel;
 use crate::gpu::cuda::gpu_ids;
@@ -111,6 +111,17 @@ impl PeerMemory {
             unsafe { host_channel.all_gather_words(&[0, 0], able.as_flattened_mut()) }?;
         }
         Ok(Err(opened.err().unwrap_or_else(|| refusal(&format!("rank {closed} cannot")))))
+    }
+
+    /// The FIFOs of a rank in each peer's memory; null in its own.
+    pub fn inboxes(&self, rank: usize, ranks: usize) -> [u64; MAX_RANKS] {
+        let mut inboxes = self.starts;
+        for (peer, inbox) in inboxes.iter_mut().enumerate().take(ranks) {
+            // A peer has an inbox for each rank but itself.
+            let place = if rank < peer { rank } else { rank.saturating_sub(1) };
+            *inbox = if peer == rank { 0 } else { *inbox + (place * INBOX_BYTES) as u64 };
+        }
+        inboxes
     }
 
     /// Closes what of the peers is open. This rank's GPU is current, and no kernel of it uses the memory any more.

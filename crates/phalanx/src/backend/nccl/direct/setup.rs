@@ -71,16 +71,10 @@ impl Direct {
             memory.inspect_err(|reason| crate::os::log::debug!(rank, "no own GPU kernels: {reason}"));
         let (Ok(memory), Some((gpu, abort_word))) = (memory, gpu) else { return Ok(None) };
         crate::os::log::debug!(rank, nvlink = memory.nvlink, "own GPU kernels are ready");
-        let mut inboxes = memory.starts;
-        for (peer, inbox) in inboxes.iter_mut().enumerate().take(ranks) {
-            // A peer has an inbox for each rank but itself.
-            let place = if rank < peer { rank } else { rank.saturating_sub(1) };
-            *inbox = if peer == rank { 0 } else { *inbox + (place * INBOX_BYTES) as u64 };
-        }
         Ok(Some(Direct {
             gpu,
             topology: GpuTopology { ranks, nvlink: memory.nvlink, algorithm },
-            inboxes,
+            inboxes: memory.inboxes(rank, ranks),
             own: memory.starts[rank],
             memories: Mutex::new(vec![Arc::new(memory)]),
             abort_word,

@@ -1,0 +1,59 @@
+//! [`KernelStreams`]: where a program launched kernels of its own that use the communicator's memory.
+
+use super::communicator::Communicator;
+use crate::buffer::stream::GpuStream;
+use crate::os::sync::lock;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use std::sync::Mutex;
+
+/// The streams on which such kernels may run.
+#[derive(Default)]
+pub(crate) struct KernelStreams(Mutex<Vec<GpuStream>>);
+
+impl KernelStreams {
+    pub fn all(&self) -> Vec<GpuStream> {
+        lock(&self.0).clone()
+    }
+
+    /// Records that a kernel is about to be launched on a stream.
+    pub fn add(&self, communicator: &Communicator, stream: &GpuStream) -> Result<()> {
+        communicator.check_owner()?;
+        communicator.check()?;
+        let device = communicator.device;
+        if communicator.has_ended() {
+            return Err(Error::from(UnsupportedError {
+                what: "a kernel with memory of a communicator".into(),
+                why: "the communicator has ended, and took it back".into(),
+                remedy: "keep the communicator as long as kernels are launched".into(),
+            }));
+        }
+        if !device.has(stream) {
+            return Err(UsageError::Memory {
+                memory: format!("a stream of {}", stream.describe()),
+                wanted: format!("GPU {} of the communicator", device.ordinal()),
+                remedy: "launch the kernel on the communicator's GPU (Comm::gpu)",
+            }
+            .into());
+        }
+        let mut streams = lock(&self.0);
+        if streams.iter().any(|known| known.raw() == stream.raw()) {
+            return Ok(());
+        }
+        // Drop idle streams: a program may create one for each of its steps.
+        let _current = device.enter();
+        let is_done = |known: &GpuStream| {
+            matches!(device.is_captured(known.raw()), Ok(false))
+                && matches!(device.is_idle(known.raw()), Ok(true))
+        };
+        streams.retain(|known| !is_done(known));
+        streams.push(stream.clone());
+        Ok(())
+    }
+
+    /// Waits for them, with the communicator's deadline.
+    pub fn sync(&self, communicator: &Communicator) -> Result<()> {
+        communicator.check_owner()?;
+        let auxiliary = communicator.auxiliary_call();
+        self.all().iter().try_for_each(|stream| communicator.wait_for(stream.raw(), &auxiliary))
+    }
+}
