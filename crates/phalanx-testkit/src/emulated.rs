@@ -241,14 +241,18 @@ pub fn run_again(emulated: io::Result<Emulated>, reason: &str) -> ExitCode {
     }
 }
 
+/// Whether there are real GPUs for so many ranks.
+pub fn has_gpus_for(ranks: usize) -> bool {
+    !is_emulated() && gpus::count().is_ok_and(|gpus| gpus * processes::ranks_per_gpu() >= ranks)
+}
+
 /// Runs so many ranks whose collectives go by phalanx's own kernels: on the machine's GPUs if it has enough of them, else on
 /// emulated ones.
 ///
 /// # Errors
 /// What goes wrong in a rank.
 pub fn on_own_kernels(algorithm: &str, ranks: usize, launch: Launch) -> Result<Vec<String>, String> {
-    let is_real = !is_emulated() && gpus::count().is_ok_and(|gpus| gpus >= ranks);
-    if is_real {
+    if has_gpus_for(ranks) {
         return launch.on_gpus().env(GPU_ALGORITHM, algorithm).reports();
     }
     let emulated = Emulated::new().map_err(|error| error.to_string())?;

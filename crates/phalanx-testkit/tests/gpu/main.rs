@@ -22,6 +22,7 @@ mod messages;
 mod mpirun;
 mod nccl_failures;
 mod own_kernels;
+mod peers;
 mod placing;
 mod programs;
 mod releases;
@@ -44,7 +45,7 @@ use std::process::ExitCode;
 /// How much of the suite a sample is: what computes much on emulated GPUs, waits for a deadline, or starts
 /// many processes. CI runs half of the other trials, and a contributor most scenarios once.
 const SHARES: &[Share] = &[
-    ("own_kernels/again/", 16),
+    ("own_kernels/again/", 24),
     ("own_kernels/", 2),
     ("experts/", 2),
     ("/300007", 4),
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
         hosts::SCENARIOS,
         mpirun::SCENARIOS,
         own_kernels::SCENARIOS,
+        peers::SCENARIOS,
         placing::SCENARIOS,
         releases::SCENARIOS,
         signals::SCENARIOS,
@@ -180,6 +182,7 @@ fn main() -> ExitCode {
             trials.extend(kept_errors::emulated_trials());
             trials.extend(own_kernels::trials());
             trials.extend(fused::trials());
+            trials.extend(peers::trials());
             trials.extend(experts::trials());
             trials.extend(soak::trials());
             trials.extend(own_kernels::again(names.into_iter()));
