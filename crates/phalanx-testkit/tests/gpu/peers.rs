@@ -27,12 +27,12 @@ const WORLDS: [(&str, &str, &str, usize); 11] = [
     ("made", "auto", "threads", 8),
     ("refused", "nccl", "processes", 2),
     ("mismatch", "auto", "threads", 2),
-    ("kernels", "auto", "processes", 2),
-    ("kernels", "auto", "threads", 2),
-    ("kernels", "auto", "processes", 3),
-    ("kernels", "auto", "processes", 4),
-    ("lost", "auto", "processes", 2),
-    ("lost", "auto", "threads", 2),
+    ("kernels", "ll128", "processes", 2),
+    ("kernels", "ll128", "threads", 2),
+    ("kernels", "ll128", "processes", 3),
+    ("kernels", "ll128", "processes", 4),
+    ("lost", "ll128", "processes", 2),
+    ("lost", "ll128", "threads", 2),
 ];
 
 /// These launch kernels, which are not emulated.

@@ -143,7 +143,7 @@ impl Direct {
             Err(reason) => (0, Err(reason)),
         };
         // SAFETY: the caller's contract.
-        let memory = match unsafe { PeerMemory::exchange(host_channel, device, local, 0) }? {
+        let memory = match unsafe { PeerMemory::exchange(host_channel, device, local, 0, true) }? {
             Ok(memory) => Arc::new(memory),
             Err(reason) => return Ok(Err(reason)),
         };

@@ -63,8 +63,8 @@ pub(super) struct PeerMemory {
 }
 
 impl PeerMemory {
-    /// Opens the memory of all ranks to each other, or answers why that cannot be; then it cannot on any rank. Collective. An error only
-    /// if the exchange fails.
+    /// Opens the memory of all ranks to each other, or answers why that cannot be; then it cannot on any rank. Ranks on one GPU need
+    /// `may_share`. Collective. An error only if the exchange fails.
     ///
     /// # Safety
     /// As for `Backend::collective` of the host channel.
@@ -73,6 +73,7 @@ impl PeerMemory {
         device: &GpuDevice,
         local: Result<LocalMemory>,
         tag: u64,
+        may_share: bool,
     ) -> Result<Result<PeerMemory>> {
         let (rank, ranks) = (host_channel.rank(), host_channel.world_size());
         let _current = device.enter();
@@ -84,7 +85,14 @@ impl PeerMemory {
         let offers: Vec<_> = all.iter().map(Offer::from_words).collect();
         let unable = offers.iter().position(|offer| !offer.able);
         let opened = match (&local, unable) {
-            (Ok(local), None) => local.open(rank, &offers, host_channel.is_of_threads()),
+            (Ok(local), None) => {
+                let is_shared =
+                    (1..ranks).any(|rank| offers[..rank].iter().any(|other| other.gpu == offers[rank].gpu));
+                match is_shared && !may_share {
+                    true => Err(refusal("ranks share a GPU, on which their kernels may not fit at once")),
+                    false => local.open(rank, &offers, host_channel.is_of_threads()),
+                }
+            }
             (Err(reason), _) => Err(reason.clone()),
             (_, Some(unable)) => Err(refusal(&format!("rank {unable} cannot"))),
         };

@@ -50,7 +50,7 @@ impl Direct {
         let _current = device.enter();
         let local = LocalMemory::new(host_channel, device, bytes);
         // SAFETY: the caller's contract.
-        let memory = match unsafe { PeerMemory::exchange(host_channel, device, local, 0) }? {
+        let memory = match unsafe { PeerMemory::exchange(host_channel, device, local, 0, true) }? {
             Ok(memory) => Arc::new(memory),
             Err(reason) => return Ok(Err(reason)),
         };

@@ -66,7 +66,15 @@ impl Direct {
             Err(reason) => (None, Err(reason)),
         };
         // SAFETY: the caller's contract.
-        let memory = unsafe { PeerMemory::exchange(host_channel, device, local, algorithm as u64) }?;
+        let memory = unsafe {
+            PeerMemory::exchange(
+                host_channel,
+                device,
+                local,
+                algorithm as u64,
+                algorithm != GpuAlgorithm::Auto,
+            )
+        }?;
         let memory =
             memory.inspect_err(|reason| crate::os::log::debug!(rank, "no own GPU kernels: {reason}"));
         let (Ok(memory), Some((gpu, abort_word))) = (memory, gpu) else { return Ok(None) };
