@@ -223,7 +223,10 @@ mod tests {
     fn a_zone_may_stand_in_brackets() {
         for address in ["fe80::1%lo:5", "[fe80::1%lo]:5", "[fe80::1%1]:5"] {
             let found = resolve(address).unwrap();
-            assert!(matches!(found[..], [SocketAddr::V6(it)] if it.scope_id() == 1 && it.port() == 5), "{address}: {found:?}");
+            assert!(
+                matches!(found[..], [SocketAddr::V6(it)] if it.scope_id() == 1 && it.port() == 5),
+                "{address}: {found:?}"
+            );
         }
     }
 
