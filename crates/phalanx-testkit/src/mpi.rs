@@ -229,6 +229,8 @@ pub struct Ended {
     pub left: Vec<u32>,
     /// Of a job whose time was up: whether its ranks had all ended by then, and only mpirun had not.
     pub launcher_alone: bool,
+    /// Of such a job: where the threads of its processes were, a line each.
+    pub held: Vec<String>,
 }
 
 impl Job {
@@ -310,10 +312,11 @@ impl Job {
         let child = command.spawn();
         let child = child.map_err(|error| format!("{}: {error}", self.installation.mpirun.display()))?;
         let ranks = || processes::with_variable(REPORTS, &folder.0.to_string_lossy());
-        let (status, launcher_alone) = wait(child, Instant::now() + self.deadline, ranks);
+        let End { status, launcher_alone, held } = wait(child, Instant::now() + self.deadline, ranks);
         let mark = folder.mark();
         let left = processes::with_variable(REPORTS, &folder.0.to_string_lossy());
-        Ok(Ended { status, outcomes: folder.outcomes(), output: read(&output), mark, left, launcher_alone })
+        let (outcomes, output) = (folder.outcomes(), read(&output));
+        Ok(Ended { status, outcomes, output, mark, left, launcher_alone, held })
     }
 
     /// As [`run`](Self::run); any other end than every rank's success is an error.
@@ -338,14 +341,22 @@ impl Job {
     }
 }
 
-/// Waits for an mpirun, and ends it at the deadline; whether it was alone then.
-fn wait(mut child: Child, deadline: Instant, job: impl Fn() -> Vec<u32>) -> (Option<ExitStatus>, bool) {
+/// How an mpirun ended.
+struct End {
+    status: Option<ExitStatus>,
+    launcher_alone: bool,
+    held: Vec<String>,
+}
+
+/// Waits for an mpirun, and ends it at the deadline.
+fn wait(mut child: Child, deadline: Instant, job: impl Fn() -> Vec<u32>) -> End {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            return (Some(status), false);
+            return End { status: Some(status), launcher_alone: false, held: Vec::new() };
         }
         if Instant::now() >= deadline {
-            let alone = job() == [child.id()];
+            let there = job();
+            let held = there.iter().flat_map(|process| threads_of(*process)).collect();
             // An mpirun ends its ranks when it is told to end, not when it is killed.
             #[cfg(target_os = "linux")]
             {
@@ -355,10 +366,26 @@ fn wait(mut child: Child, deadline: Instant, job: impl Fn() -> Vec<u32>) -> (Opt
             }
             let _ = child.kill();
             let _ = child.wait();
-            return (None, alone);
+            return End { status: None, launcher_alone: there == [child.id()], held };
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Where the threads of a process are: its rank, then each thread's name, state, place in the kernel and system call.
+fn threads_of(process: u32) -> Vec<String> {
+    let folder = PathBuf::from(format!("/proc/{process}"));
+    let environment = read(&folder.join("environ"));
+    let is_rank = |entry: &&str| entry.starts_with("PMI_RANK=") || entry.starts_with("OMPI_COMM_WORLD_RANK=");
+    let rank = environment.split('\0').find(is_rank).unwrap_or("no rank").to_owned();
+    let threads = std::fs::read_dir(folder.join("task")).into_iter().flatten().flatten();
+    let line = |thread: std::fs::DirEntry| {
+        let part = |name: &str| read(&thread.path().join(name)).trim().to_owned();
+        let status = part("status");
+        let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+        format!("{process} ({rank}) {}: {state}, {}, {}", part("comm"), part("wchan"), part("syscall"))
+    };
+    threads.map(line).collect()
 }
 
 fn read(path: &Path) -> String {

@@ -32,7 +32,7 @@ pub use status::describe as describe_status;
 
 use crate::exit;
 use crate::log::say;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use binding::Binding;
 use events::Events;
 use job::{Job, Restarts};
@@ -71,6 +71,10 @@ fn job(args: &LaunchArgs) -> Result<Job> {
         (true, None) => Output::Inherited,
         (true, Some(_)) => Output::Plain,
     };
+    if args.min_ranks > args.ranks {
+        let (least, ranks) = (args.min_ranks, args.ranks);
+        return Err(exit::usage(anyhow!("--min-ranks {least} is above --ranks {ranks}")));
+    }
     if let Some(dir) = &args.log_dir {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make the folder {}", dir.display()))?;
     }

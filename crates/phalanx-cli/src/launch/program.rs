@@ -15,6 +15,7 @@ pub fn why_not(program: &OsStr, error: &io::Error) -> Option<String> {
             Some(interpreter) => format!("its interpreter {interpreter} is not there"),
             None => "its interpreter or dynamic loader is not there (see `file` and `ldd`)".to_owned(),
         }),
+        (io::ErrorKind::NotFound, None) if program.is_empty() => Some("its name is empty".to_owned()),
         (io::ErrorKind::NotFound, None) if has_folder(program) => Some("there is no such file".to_owned()),
         (io::ErrorKind::NotFound, None) => Some(format!(
             "it is in no directory of PATH; for one in this directory write ./{}",
@@ -55,7 +56,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     if has_folder(program) {
         return Some(PathBuf::from(program)).filter(|file| file.exists());
     }
-    let path = std::env::var_os("PATH")?;
+    let path = std::env::var_os("PATH").filter(|_| !program.is_empty())?;
     let mut found: Vec<PathBuf> = std::env::split_paths(&path).map(|folder| folder.join(program)).collect();
     found.retain(|file| file.exists());
     let executable = found.iter().position(|file| file.is_file() && access(file, Access::EXEC_OK).is_ok());

@@ -65,13 +65,16 @@ const LEFT_IGNORED: [i32; 7] = {
 /// Gives this process, and with it its ranks, the signals of a process that a shell started: none is blocked, and those that whoever
 /// started it ignored have their default again, but for the few that are ignored on purpose. Call it before any thread starts.
 ///
-/// With SIGCHLD ignored a rank's status would be lost, and a blocked SIGTERM could not end the job.
+/// With SIGCHLD ignored a rank's status would be lost, and a blocked SIGTERM could not end the job. SIGXFSZ is caught: a file that
+/// grows beyond `ulimit -f` is then an error of its write, as on a full disk. A program that is started has the default again.
 #[cfg(target_os = "linux")]
 pub fn reset_inherited() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let caught: extern "C" fn(libc::c_int) = nothing;
     let ignored = ignored_signals();
     let to_reset = (1..=64).filter(|signal| ignored(*signal) && !LEFT_IGNORED.contains(signal));
     // SAFETY: the set is filled by `sigemptyset` before it is used; this process has one thread, and no handler for a signal that it
-    // ignores.
+    // ignores; the handler does nothing, so it may run at any time.
     unsafe {
         let mut none = std::mem::MaybeUninit::uninit();
         libc::sigemptyset(none.as_mut_ptr());
@@ -79,6 +82,7 @@ pub fn reset_inherited() {
         to_reset.for_each(|signal| {
             libc::signal(signal, libc::SIG_DFL);
         });
+        libc::signal(libc::SIGXFSZ, caught as libc::sighandler_t);
     }
 }
 

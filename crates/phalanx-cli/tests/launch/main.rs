@@ -475,6 +475,21 @@ fn output_that_cannot_be_written_is_told() {
 }
 
 #[test]
+fn a_log_beyond_the_limit_of_files_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let phalanx = env!("CARGO_BIN_EXE_phalanx");
+    // The rank's own limit is as before, and so is what SIGXFSZ does to it.
+    let rank = "head -c 100000 /dev/zero; head -c 100000 /dev/zero > own; echo $? >&2";
+    let script =
+        format!("ulimit -f 1; exec {phalanx} launch -n 1 --no-prefix --log-dir logs -- sh -c '{rank}'");
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", &script]).current_dir(folder.path());
+    let said = say(bash);
+    assert_eq!((said.code, said.stdout.len()), (Some(0), 100_000), "{}", said.stderr);
+    assert!(said.stderr.contains("153\n") && said.stderr.contains("File too large"), "{}", said.stderr);
+}
+
+#[test]
 fn a_timeout_holds_for_ranks_that_go_on_after_a_signal() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("trap '' TERM; {}", with_pid_file(folder.path(), "while :; do sleep 0.05; done"));
@@ -492,6 +507,7 @@ fn options_that_do_not_go_together_are_refused() {
         "--restarts 1 --nnodes 2 --node-rank 0 --store 127.0.0.1:1 --token-file /nowhere",
         "--keep-going --max-restarts 1",
         "--min-ranks 2",
+        "--keep-going --min-ranks 3",
     ] {
         let said = say(launch(&format!("-n 2 {options}"), "echo started"));
         assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{options}: {}", said.stderr);
@@ -507,6 +523,12 @@ fn what_cannot_be_started_is_explained() {
 
     let no_program = say(phalanx("launch -n 2 -- /etc/hostname-is-not-a-program/x"));
     assert_eq!(no_program.code, Some(127));
+
+    let mut unnamed = phalanx("launch -n 2 --");
+    unnamed.arg("");
+    let unnamed = say(unnamed);
+    assert_eq!(unnamed.code, Some(127));
+    assert!(unnamed.stderr.contains("its name is empty"), "{}", unnamed.stderr);
 
     let folder = say(phalanx("launch -n 2 -- /etc"));
     assert_eq!(folder.code, Some(126));

@@ -64,13 +64,11 @@ fn job(installation: &Installation, stream: &str, how: &str) -> Result<(Ended, D
 
 fn deadline_passes(installation: &Installation, stream: &str) -> Result<(), String> {
     let (ended, took) = job(installation, stream, "late")?;
-    // MPICH's MPI_Abort waits for the thread that is inside MPI, so the process aborts itself.
-    let aborts = installation.name != "open_mpi" && took < PATIENCE / 2;
-    expect(
-        &ended,
-        took,
-        if aborts && ended.status.and_then(|status| status.code()) == Some(6) { 6 } else { 124 },
-    )
+    // MPICH's MPI_Abort waits for the thread that is inside MPI, so the process aborts itself, which is 6. MPICH 5.0.2's launcher
+    // answers 9, a rank that it killed itself, after 1 of 200 calls of MPI_Abort: also of a C program.
+    let allowed: &[i32] = if installation.name != "open_mpi" && took < PATIENCE / 2 { &[6, 9] } else { &[] };
+    let code = ended.status.and_then(|status| status.code()).filter(|code| allowed.contains(code));
+    expect(&ended, took, code.unwrap_or(124))
 }
 
 fn rank_exits(installation: &Installation, stream: &str) -> Result<(), String> {
@@ -97,7 +95,8 @@ fn error_stream(args: &[String]) -> Outcome {
     match (comm.rank(), args[1].as_str()) {
         (1, "exit") => std::process::exit(3),
         (1, _) => {
-            std::thread::sleep(PATIENCE);
+            // For longer than the job may take: who holds it is looked up at its deadline.
+            std::thread::sleep(2 * PATIENCE);
             Err("the job has not ended".into())
         }
         (_, "exit") => comm.barrier().map(|()| String::new()).map_err(|error| error.to_string()),

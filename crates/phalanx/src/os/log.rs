@@ -9,11 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lets the subscriber have an event. If it panics, that is said once on the error stream, as far as that can be written.
 pub(crate) fn emit(event: impl FnOnce()) {
+    static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+    // A second panic in a thread that unwinds prints a backtrace, always. Finding its symbols takes up to seconds, in which the
+    // other ranks wait for this one's end.
+    if std::thread::panicking() && HAS_PANICKED.load(Ordering::Relaxed) {
+        return;
+    }
     if let Err(payload) = catch_unwind(AssertUnwindSafe(event)) {
         // Its destructor is the program's, too.
         std::mem::forget(payload);
-        static SAID: AtomicBool = AtomicBool::new(false);
-        if !SAID.swap(true, Ordering::Relaxed) {
+        if !HAS_PANICKED.swap(true, Ordering::Relaxed) {
             print(format_args!("the program's tracing subscriber panicked: an event of the log is lost"));
         }
     }
@@ -78,10 +83,13 @@ pub(crate) fn say(line: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use crate::os::log;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
-    struct Panics;
+    #[derive(Clone, Default)]
+    struct Panics(Arc<AtomicUsize>);
 
     impl Subscriber for Panics {
         fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -93,6 +101,7 @@ mod tests {
         fn record(&self, _: &Id, _: &Record<'_>) {}
         fn record_follows_from(&self, _: &Id, _: &Id) {}
         fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
             panic!("the log cannot be written");
         }
         fn enter(&self, _: &Id) {}
@@ -109,7 +118,9 @@ mod tests {
 
     #[test]
     fn a_subscriber_that_panics_ends_nothing_not_even_in_drop_while_unwinding() {
-        tracing::subscriber::with_default(Panics, || {
+        let subscriber = Panics::default();
+        let events = subscriber.0.clone();
+        tracing::subscriber::with_default(subscriber, || {
             log::warn!("an event");
             let unwound = std::panic::catch_unwind(|| {
                 let _logs = LogsInDrop;
@@ -117,5 +128,7 @@ mod tests {
             });
             assert_eq!(*unwound.unwrap_err().downcast::<&str>().unwrap(), "the rank's own");
         });
+        // The one in `Drop` is lost: a panic there, while this thread unwinds, would print a backtrace.
+        assert_eq!(events.load(Ordering::Relaxed), 1);
     }
 }

@@ -42,15 +42,37 @@ impl AddressError {
 
 /// Checks that an address has a host and a port at which others could find a store.
 pub(crate) fn check(address: &str) -> Result<(), AddressError> {
-    let hopeless = |why: &str| Err(AddressError::Hopeless(why.to_owned()));
-    let Some((host, port)) = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()) else {
-        return hopeless("it is not of the form host:port");
-    };
-    match port.parse::<u16>() {
-        Err(_) => hopeless("it is not of the form host:port"),
-        Ok(0) => hopeless("nobody finds a store by port 0"),
-        Ok(_) => host.trim_matches(['[', ']']).parse().map_or(Ok(()), check_ip),
+    match host_and_port(address)? {
+        (_, 0) => Err(AddressError::Hopeless("nobody finds a store by port 0".to_owned())),
+        (host, _) => literal_ip(host).map_or(Ok(()), check_ip),
     }
+}
+
+/// The address that a host is, if it is not a name.
+pub(super) fn literal_ip(host: &str) -> Option<IpAddr> {
+    let (ip, _zone) = host.split_once('%').unwrap_or((host, ""));
+    ip.parse().ok()
+}
+
+/// The two parts of an address. Brackets may be around an IPv6 address, also with a zone, for which the standard library
+/// knows numbers only.
+pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), AddressError> {
+    let in_host = |c: char| c.is_alphanumeric() || ".-_:%".contains(c);
+    let parts = || {
+        let (host, port) = address.rsplit_once(':')?;
+        let host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']')?,
+            None => host,
+        };
+        let is_host = !host.is_empty() && host.chars().all(in_host);
+        port.parse().ok().filter(|_| is_host).map(|port| (host, port))
+    };
+    parts().ok_or_else(|| AddressError::Hopeless("it is not of the form host:port".to_owned()))
+}
+
+/// What the resolver knows of an address.
+pub(super) fn look_up(address: &str) -> Result<impl Iterator<Item = SocketAddr>, AddressError> {
+    host_and_port(address)?.to_socket_addrs().map_err(AddressError::Unresolved)
 }
 
 fn check_ip(ip: IpAddr) -> Result<(), AddressError> {
@@ -64,13 +86,9 @@ fn check_ip(ip: IpAddr) -> Result<(), AddressError> {
 
 /// The addresses of a name, without those that no store can have.
 pub(super) fn resolve(address: &str) -> Result<Vec<SocketAddr>, AddressError> {
-    let found = address.to_socket_addrs().map_err(|e| match e.kind() {
-        ErrorKind::InvalidInput => AddressError::Hopeless("it is not of the form host:port".to_owned()),
-        _ => AddressError::Unresolved(e),
-    })?;
     let mut addresses: Vec<SocketAddr> = Vec::new();
     let mut refused = AddressError::Unresolved(ErrorKind::NotFound.into());
-    for address in found {
+    for address in look_up(address)? {
         match check_ip(address.ip()) {
             Ok(()) if !addresses.contains(&address) => addresses.push(address),
             Ok(()) => {}
@@ -181,16 +199,34 @@ mod tests {
             (":5", "host:port"),
             ("alpha:", "host:port"),
             ("alpha:65536", "host:port"),
+            ("alpha:5 ", "host:port"),
+            ("http://alpha:5", "host:port"),
+            ("alpha beta:5", "host:port"),
+            ("[fe80::1:5", "host:port"),
+            ("[]:5", "host:port"),
             ("alpha:0", "port 0"),
             ("224.0.0.1:5", "multicast"),
             ("[ff02::1]:5", "multicast"),
+            ("[ff02::1%lo]:5", "multicast"),
             ("255.255.255.255:5", "broadcast"),
         ] {
             let error = check(address).unwrap_err().into_error(address).to_string();
             assert!(error.contains(says) && error.contains(address), "{address}: {error}");
         }
-        for address in ["alpha:5", "127.0.0.1:29400", "[fe80::1]:5", "0.0.0.0:5"] {
+        for address in ["alpha:5", "127.0.0.1:29400", "[fe80::1]:5", "[fe80::1%lo]:5", "0.0.0.0:5"] {
             assert!(check(address).is_ok(), "{address}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_zone_may_stand_in_brackets() {
+        for address in ["fe80::1%lo:5", "[fe80::1%lo]:5", "[fe80::1%1]:5"] {
+            let found = resolve(address).unwrap();
+            assert!(
+                matches!(found[..], [SocketAddr::V6(it)] if it.scope_id() == 1 && it.port() == 5),
+                "{address}: {found:?}"
+            );
         }
     }
 

@@ -7,7 +7,7 @@ mod above;
 mod connection;
 
 use crate::os::{ThreadMark, Waker, Wire, poll_sockets};
-use crate::rendezvous::store::address::Listeners;
+use crate::rendezvous::store::address::{Listeners, host_and_port, literal_ip, look_up};
 use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::client::Carrier;
 use crate::rendezvous::store::namespace::{Letter, Namespace, Outbox};
@@ -21,7 +21,7 @@ use above::Above;
 use connection::{ServerConnection, Step};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::result::Result as StdResult;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -227,9 +227,9 @@ fn refused(call: &'static str) -> impl FnOnce(io::Error) -> Error {
 ///
 /// Many hosts resolve their own name to a loopback address, which others cannot reach.
 pub(crate) fn check_reachable(address: &str) -> Result<()> {
-    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
-    let means_it = name == "localhost" || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-    let mut addresses = address.to_socket_addrs().into_iter().flatten().peekable();
+    let Ok((name, _)) = host_and_port(address) else { return Ok(()) };
+    let means_it = name == "localhost" || literal_ip(name).is_some();
+    let mut addresses = look_up(address).into_iter().flatten().peekable();
     if means_it || addresses.peek().is_none() || !addresses.all(|address| address.ip().is_loopback()) {
         return Ok(());
     }
