@@ -2,6 +2,8 @@
 //! call on the same communicator, stream and buffers, and against an empty kernel's launch, in alternating rounds.
 //!
 //! `cargo run --release -p phalanx --example gpu_overhead [RANKS] [LARGEST BYTES] [all_reduce|all_gather|reduce_scatter|all_to_all]`
+//!
+//! Under `phalanx launch` its processes are the ranks.
 
 #[path = "shared/rounds.rs"]
 mod rounds;
@@ -26,6 +28,9 @@ fn main() -> Result<()> {
         |index: usize, default| args.get(index).map_or(default, |arg| arg.parse().expect("a number"));
     let (ranks, largest) = (number(0, 2), number(1, 1 << 30));
     let operation = Operation::named(args.get(2).map_or("all_reduce", String::as_str));
+    if phalanx::choose()?.launcher.is_some() {
+        return measure(&phalanx::init()?, operation, largest);
+    }
     let run =
         Comm::builder().backend(BackendKind::Nccl).run(ranks, |comm| measure(&comm, operation, largest))?;
     run.into_iter().collect()

@@ -11,9 +11,10 @@ use phalanx::nccl::{ExpertLayout, Experts};
 use phalanx::{Comm, DType, Error, F8E4M3, bf16};
 use phalanx_testkit::emulated::{Emulated, on_own_kernels};
 use phalanx_testkit::fault::Fault;
-use phalanx_testkit::processes::{Launch, phase};
+use phalanx_testkit::processes::{Launch, phase, ranks_per_gpu};
 use phalanx_testkit::random::Random;
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
+use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::sync::Arc;
 use std::time::Instant;
@@ -63,9 +64,11 @@ pub fn trials() -> Vec<Trial> {
     for (scenario, worlds) in WORLDS {
         for (algorithm, kind, ranks) in worlds {
             let name = format!("experts/{scenario}/{algorithm}/{kind}/{ranks}");
-            trials.push(Trial::test(name, move || {
+            let trial = Trial::test(name, move || {
                 Ok(on_own_kernels(algorithm, *ranks, launch(scenario, kind, *ranks)).map(drop)?)
-            }));
+            });
+            let is_alone = scenario != "memory" || ranks_per_gpu() == 1;
+            trials.push(trial.only_if(is_alone, "what is free on a shared GPU changes with the others"));
         }
     }
     trials.push(Trial::test("experts/killed", killed));

@@ -22,8 +22,8 @@ impl KernelStreams {
         let device = communicator.device;
         if communicator.has_ended() {
             return Err(Error::from(UnsupportedError {
-                what: "a kernel with memory of a communicator".into(),
-                why: "the communicator has ended, and took it back".into(),
+                what: "a kernel with memory of its communicator".into(),
+                why: "its communicator has ended, and took it back".into(),
                 remedy: "keep the communicator as long as kernels are launched".into(),
             }));
         }
