@@ -253,6 +253,9 @@ pub fn has_gpus_for(ranks: usize) -> bool {
 /// What goes wrong in a rank.
 pub fn on_own_kernels(algorithm: &str, ranks: usize, launch: Launch) -> Result<Vec<String>, String> {
     if has_gpus_for(ranks) {
+        // Ranks that share a GPU have own kernels only if they are forced.
+        let is_left_to_nccl = algorithm == "auto" && processes::ranks_per_gpu() > 1;
+        let algorithm = if is_left_to_nccl { "ll128" } else { algorithm };
         return launch.on_gpus().env(GPU_ALGORITHM, algorithm).reports();
     }
     let emulated = Emulated::new().map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use crate::backend::nccl::check_on_device;
 use crate::backend::nccl::direct::{ExpertScratch, ExpertShape, ExpertTask};
 use crate::buffer::loan::Loan;
 use crate::buffer::{Source, Target};
-use crate::contract::{Backend, Blocks, Call, Operation};
+use crate::contract::{Blocks, Call, Operation};
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::memory::Space;
@@ -333,15 +333,7 @@ impl Experts<'_> {
     /// # Errors
     /// Those of [`Comm::sync`] and [`Comm::barrier`]; the scratch then goes with the communicator.
     pub fn free(self) -> Result<()> {
-        let communicator = &self.surface.comm.communicator;
-        self.surface.prepare()?;
-        self.surface.comm.sync()?;
-        self.scratch.close(communicator);
-        let call = Call { root: self.number as usize, ..Call::empty(Operation::Free) };
-        self.surface.gather(&call)?;
-        self.scratch.free(communicator);
-        // The driver frees only while the GPUs that reach it are idle: nobody goes on before.
-        self.surface.gather(&call)
+        self.surface.free_peer_memory(&self.scratch.memory, self.number)
     }
 
     /// The number of tokens, if the buffers of a dispatch fit it.

@@ -5,7 +5,7 @@ use super::surface::Surface;
 use crate::backend::nccl::direct::{PeerFifos, PeersArgument};
 use crate::backend::nccl::kernel_streams::KernelStreams;
 use crate::buffer::stream::GpuStream;
-use crate::contract::{Backend, Call, Operation};
+use crate::contract::{Call, Operation};
 use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
@@ -119,16 +119,9 @@ impl Peers<'_> {
     /// # Errors
     /// Those of [`sync`](Peers::sync) and [`Comm::barrier`](crate::Comm::barrier); the memory then goes with the communicator.
     pub fn free(self) -> Result<()> {
-        let communicator = &self.surface.comm.communicator;
         self.surface.prepare()?;
         self.sync()?;
-        self.surface.comm.sync()?;
-        self.fifos.close(communicator);
-        let call = Call { root: self.number as usize, ..Call::empty(Operation::Free) };
-        self.surface.gather(&call)?;
-        self.fifos.free(communicator);
-        // The driver frees only while the GPUs that reach it are idle: nobody goes on before.
-        self.surface.gather(&call)
+        self.surface.free_peer_memory(&self.fifos.memory, self.number)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::api::comm::Comm;
 use crate::backend::nccl::NcclComm;
+#[cfg(feature = "nccl")]
+use crate::backend::nccl::direct::PeerMemory;
 use crate::backend::nccl::memory::{Buffer, GpuSlice, Registration, best};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Blocks, Call, Operation};
@@ -134,6 +136,31 @@ impl<'a> Surface<'a> {
     pub(crate) fn gather(&self, call: &Call<'_>) -> Result<()> {
         self.prepare()?;
         self.front.recorded(call, || self.comm.gather_for(call))
+    }
+
+    /// Gives memory back that the kernels of all ranks reach, by its number among the communicator's. Waits for the communicator's work, and for
+    /// all ranks.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn free_peer_memory(&self, memory: &Arc<PeerMemory>, number: u32) -> Result<()> {
+        let communicator = &self.comm.communicator;
+        let entered = || communicator.device.enter();
+        self.prepare()?;
+        self.comm.sync()?;
+        {
+            let _current = entered();
+            memory.close();
+        }
+        let call = Call { root: number as usize, ..Call::empty(Operation::Free) };
+        self.gather(&call)?;
+        {
+            let _current = entered();
+            memory.free();
+        }
+        if let Some(direct) = communicator.direct.get() {
+            direct.release(memory);
+        }
+        // The driver frees only while the GPUs that reach it are idle: nobody goes on before.
+        self.gather(&call)
     }
 
     fn stream(&self) -> &'a GpuStream {

@@ -159,6 +159,20 @@ impl GpuDevice {
         unsafe { self.runtime.is_idle(stream) }.map_err(crate::types::error::LibraryError::fatal)
     }
 
+    /// Adds a stream to those that are in use. Idle ones are dropped: a program may make one for each of its steps.
+    pub fn remember(&self, streams: &mut Vec<GpuStream>, stream: &GpuStream) {
+        if streams.iter().any(|known| known.raw() == stream.raw()) {
+            return;
+        }
+        let _current = self.enter();
+        let is_done = |known: &GpuStream| {
+            matches!(self.is_captured(known.raw()), Ok(false))
+                && matches!(self.is_idle(known.raw()), Ok(true))
+        };
+        streams.retain(|known| !is_done(known));
+        streams.push(stream.clone());
+    }
+
     /// Whether a stream has work. A captured stream has none, and must not be queried.
     pub fn is_busy(&self, stream: RawStream) -> Result<bool> {
         Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)

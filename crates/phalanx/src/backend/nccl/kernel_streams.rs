@@ -35,18 +35,7 @@ impl KernelStreams {
             }
             .into());
         }
-        let mut streams = lock(&self.0);
-        if streams.iter().any(|known| known.raw() == stream.raw()) {
-            return Ok(());
-        }
-        // Drop idle streams: a program may create one for each of its steps.
-        let _current = device.enter();
-        let is_done = |known: &GpuStream| {
-            matches!(device.is_captured(known.raw()), Ok(false))
-                && matches!(device.is_idle(known.raw()), Ok(true))
-        };
-        streams.retain(|known| !is_done(known));
-        streams.push(stream.clone());
+        device.remember(&mut lock(&self.0), stream);
         Ok(())
     }
 

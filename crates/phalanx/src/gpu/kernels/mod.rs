@@ -3,7 +3,7 @@
 //! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`,
 //! `messages.cu`, `experts.cu`, and `norm.cu` (a sum of rows with what follows it). `.ci/gpu-kernels` compiles them into `images/`: one
 //! module for the operations that move data, one for each element type that is reduced, one for each other file and type.
-//! Users need no compiler.
+//! Users need no compiler. `phalanx.cuh` is for kernels that programs write.
 //!
 //! Tests without a GPU run a model of them: `crates/phalanx-emulated/src/kernels` follows these files line by line.
 

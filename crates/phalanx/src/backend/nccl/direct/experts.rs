@@ -107,7 +107,7 @@ pub(crate) enum ExpertTask {
 
 /// Scratch of a rank's dispatches and combines, which its peers write to.
 pub(crate) struct ExpertScratch {
-    memory: Arc<PeerMemory>,
+    pub memory: Arc<PeerMemory>,
     shape: ExpertShape,
     protocol: Protocol,
     /// Most blocks of a launch: all of them run at once.
@@ -205,21 +205,6 @@ impl ExpertScratch {
             ExpertTask::Combine => ((ranks - 1) * max_tokens * steps(self.protocol, hidden * COMBINED), 0),
         };
         (rows.div_ceil(EXPERT_WARPS) + counting).clamp(1 + counting, self.blocks.max(2))
-    }
-
-    /// Closes what of the peers is open. No kernel that uses the scratch runs or follows.
-    pub fn close(&self, communicator: &Communicator) {
-        let _current = communicator.device.enter();
-        self.memory.close();
-    }
-
-    /// Frees it: all ranks have closed it.
-    pub fn free(&self, communicator: &Communicator) {
-        let _current = communicator.device.enter();
-        self.memory.free();
-        if let Some(direct) = communicator.direct.get() {
-            direct.release(&self.memory);
-        }
     }
 }
 

@@ -51,7 +51,7 @@ impl Offer {
 }
 
 /// Memory of as many bytes on every rank, which the kernels of all reach.
-pub(super) struct PeerMemory {
+pub(crate) struct PeerMemory {
     /// Where each rank's memory begins, as this rank's GPU reaches it; its own too.
     pub starts: [u64; MAX_RANKS],
     /// Lines of 128 bytes arrive whole between all of them.
@@ -68,7 +68,7 @@ impl PeerMemory {
     ///
     /// # Safety
     /// As for `Backend::collective` of the host channel.
-    pub unsafe fn exchange(
+    pub(super) unsafe fn exchange(
         host_channel: &dyn HostChannel,
         device: &GpuDevice,
         local: Result<LocalMemory>,

@@ -27,7 +27,7 @@ unsafe impl DeviceRepr for PeersArgument {}
 
 /// Their memory, and what a kernel is told of it.
 pub(crate) struct PeerFifos {
-    memory: Arc<PeerMemory>,
+    pub memory: Arc<PeerMemory>,
     pub argument: PeersArgument,
     /// Lines of 128 bytes arrive whole.
     pub nvlink: bool,
@@ -78,22 +78,5 @@ impl NcclComm {
         self.on_host_channel(&communicator.auxiliary_call(), |channel| unsafe {
             direct.make_fifos(channel, communicator)
         })
-    }
-}
-
-impl PeerFifos {
-    /// Closes what of the peers is open. No kernel that uses it runs or follows.
-    pub fn close(&self, communicator: &Communicator) {
-        let _current = communicator.device.enter();
-        self.memory.close();
-    }
-
-    /// Frees it: all ranks have closed it.
-    pub fn free(&self, communicator: &Communicator) {
-        let _current = communicator.device.enter();
-        self.memory.free();
-        if let Some(direct) = communicator.direct.get() {
-            direct.release(&self.memory);
-        }
     }
 }

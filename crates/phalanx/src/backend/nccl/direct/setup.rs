@@ -121,7 +121,7 @@ impl Direct {
     }
 
     /// Forgets memory that has been freed.
-    pub(super) fn release(&self, memory: &Arc<PeerMemory>) {
+    pub fn release(&self, memory: &Arc<PeerMemory>) {
         lock(&self.memories).retain(|kept| !Arc::ptr_eq(kept, memory));
     }
 

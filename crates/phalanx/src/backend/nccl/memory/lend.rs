@@ -31,19 +31,7 @@ impl<T: Element, S: GpuSlice<T>> Buffer<T, S> {
     /// uncontended lock.
     #[inline(never)]
     fn keep_reader(&self, stream: &GpuStream) {
-        let mut readers = lock(&self.readers);
-        if readers.iter().any(|known| known.raw() == stream.raw()) {
-            return;
-        }
-        // A program may make a stream for each of its steps.
-        let device = self.communicator.device;
-        let _current = device.enter();
-        let is_done = |reader: &GpuStream| {
-            matches!(device.is_captured(reader.raw()), Ok(false))
-                && matches!(device.is_idle(reader.raw()), Ok(true))
-        };
-        readers.retain(|reader| !is_done(reader));
-        readers.push(stream.clone());
+        self.communicator.device.remember(&mut lock(&self.readers), stream);
     }
 
     /// Orders a writing operation, and later users, behind the operations that read.

@@ -44,6 +44,21 @@ impl Group<'_> {
         Node { place: (self.rank + ranks - root) % ranks, root, ranks }
     }
 
+    /// The ranks right below a node, which is this rank, and where the blocks of their parts of the tree are among those of its own part: the
+    /// start and the bytes.
+    fn parts_below(
+        &self,
+        flow: &Flow<'_>,
+        node: &Node,
+        blocks: *mut u8,
+    ) -> impl Iterator<Item = (usize, (*mut u8, usize))> {
+        node.below().map(move |below| {
+            let (rank, ranks) = (node.rank_at(below), node.part(below));
+            let start = blocks.wrapping_add(self.bytes_around(flow, self.rank, below - node.place));
+            (rank, (start, self.bytes_around(flow, rank, ranks)))
+        })
+    }
+
     /// A short broadcast.
     ///
     /// # Safety
@@ -88,11 +103,9 @@ impl Group<'_> {
         let part = self.bytes_around(flow, self.rank, node.part(node.place));
         let blocks = state.scratch(part);
         state.begin_step(0);
-        for below in node.below() {
-            let at = blocks.wrapping_add(self.bytes_around(flow, self.rank, below - node.place));
-            let (rank, len) = (node.rank_at(below), node.part(below));
+        for (rank, part) in self.parts_below(flow, &node, blocks) {
             // SAFETY: the parts lie one behind the other, behind this rank's block.
-            unsafe { self.receive_part(state, 0, rank, (at, self.bytes_around(flow, rank, len))) };
+            unsafe { self.receive_part(state, 0, rank, part) };
         }
         // SAFETY: there is room for this rank's block.
         unsafe { reduce::copy(blocks, call.send, self.bytes_around(flow, self.rank, 1), false) };
@@ -133,11 +146,9 @@ impl Group<'_> {
             unsafe { self.receive_part(state, 0, node.above(), (blocks, part)) };
             self.finish_step(state, 0)?;
         }
-        for below in node.below() {
-            let at = blocks.wrapping_add(self.bytes_around(flow, self.rank, below - node.place));
-            let (rank, len) = (node.rank_at(below), node.part(below));
+        for (rank, (start, len)) in self.parts_below(flow, &node, blocks) {
             // SAFETY: the blocks stay until the step is over.
-            unsafe { self.send_part(state, 0, rank, (at, self.bytes_around(flow, rank, len))) };
+            unsafe { self.send_part(state, 0, rank, (start, len)) };
         }
         if node.place > 0 || !flow.is_in_place(call.send, call.recv, self.rank) {
             // SAFETY: the caller's contract; this rank's block comes first.
