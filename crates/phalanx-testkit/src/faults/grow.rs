@@ -256,16 +256,14 @@ fn soak(args: &[String]) -> Outcome {
             start = Some((Holdings::now()?, memory()?));
         }
     }
-    let after = (Holdings::now()?, memory()?);
+    let after = memory()?;
     comm.barrier().map_err(text)?;
-    if let Some(start) = start {
-        let grown = after.1.saturating_sub(start.1);
+    if let Some((held, before)) = start {
+        let grown = after.saturating_sub(before);
         if grown > GROWTH {
             return Err(format!("{grown} bytes more after {rounds} rounds"));
         }
-        if after.0.counts() != start.0.counts() {
-            return Err(format!("{:?} at first, {:?} after {rounds} rounds", start.0, after.0));
-        }
+        held.compare_counts().context(|| format!("after {rounds} rounds"))?;
     }
     phase("soaked");
     comm.finalize().map_err(text)?;

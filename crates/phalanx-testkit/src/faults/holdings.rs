@@ -57,9 +57,21 @@ impl Holdings {
         self
     }
 
-    /// How many of each; addresses may change.
-    pub fn counts(&self) -> (usize, usize, usize) {
-        (self.files.len(), self.mappings.len(), self.threads)
+    /// An error if there is more of anything now; addresses may change. Where threads are ranks, all of them look at the same time, and none
+    /// begins or ends anything meanwhile.
+    pub fn compare_counts(&self) -> Result<(), String> {
+        let counts = |held: &Holdings| [held.files.len(), held.mappings.len(), held.threads];
+        let is_more = |now: &Holdings| counts(now).iter().zip(counts(self)).any(|(now, before)| *now > before);
+        let mut now = Holdings::now()?;
+        // A thread that was joined is still listed for a moment.
+        for _ in 0..500 {
+            if !is_more(&now) {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            now = Holdings::now()?;
+        }
+        Err(format!("{self:?} at first, {now:?} now"))
     }
 
     /// An error that says what is held that was not held before.
