@@ -8,9 +8,12 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const OPERATIONS: [&str; 17] = [
+const OPERATIONS: [&str; 21] = [
     "all_reduce",
+    "all_reduce_with",
+    "all_reduce_coalesced",
     "all_gather",
+    "all_gather_object",
     "reduce_scatter",
     "broadcast",
     "reduce",
@@ -25,6 +28,7 @@ const OPERATIONS: [&str; 17] = [
     "neighbor_all_to_all",
     "ping_pong",
     "barrier",
+    "agree",
     "hypercube",
 ];
 

@@ -92,11 +92,17 @@ impl<T: Value> Calls for Reduction<T> {
     fn out_of_place(&self, arguments: &Arguments<'_>, send: &View<'_>, recv: &mut ViewMut<'_>) -> Result<()> {
         let Arguments { comm, operation, block, root, send_counts, recv_counts, neighbors } = arguments;
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        if *operation == Operation::NeighborAllToAll {
+        if operation.is_on_host() {
             let (Memory::Host(send), MemoryMut::Host(recv)) = (&send.memory, &mut recv.memory) else {
                 unreachable!("the plan refuses GPU memory");
             };
-            return comm.neighbor_all_to_all(neighbors, elements::<T>(send), elements_mut::<T>(recv));
+            return match operation {
+                Operation::AllGatherObject => all_gather_object(comm, send, recv),
+                Operation::AllReduceWith => {
+                    comm.all_reduce_with(elements::<T>(send), elements_mut::<T>(recv), |a, b| a.add(*b))
+                }
+                _ => comm.neighbor_all_to_all(neighbors, elements::<T>(send), elements_mut::<T>(recv)),
+            };
         }
         let (send, recv) = (&send.elements::<T>(), &mut recv.elements::<T>());
         match operation {
@@ -125,18 +131,33 @@ impl<T: Value> Calls for Reduction<T> {
                 _ => Ok(()),
             },
             Operation::Barrier => comm.barrier(),
+            Operation::Agree => comm.agree(true).map(drop),
             Operation::Hypercube => {
                 recv.view.part(rank * block..(rank + 1) * block).copy_from(comm, send.view)?;
                 hypercube::<T>(comm, *block, recv.view)
             }
-            Operation::NeighborAllToAll | Operation::Put | Operation::Get | Operation::PutSignal => {
-                unreachable!("{} is carried out elsewhere", operation.name())
-            }
+            Operation::AllReduceWith
+            | Operation::AllReduceCoalesced
+            | Operation::AllGatherObject
+            | Operation::NeighborAllToAll
+            | Operation::Put
+            | Operation::Get
+            | Operation::PutSignal => unreachable!("{} is carried out elsewhere", operation.name()),
         }
     }
 
     fn in_place(&self, arguments: &Arguments<'_>, buffer: &mut ViewMut<'_>) -> Result<()> {
         let Arguments { comm, operation, block, root, .. } = arguments;
+        if operation.is_on_host() {
+            let MemoryMut::Host(buffer) = &mut buffer.memory else {
+                unreachable!("the plan refuses GPU memory");
+            };
+            let buffer = elements_mut::<T>(buffer);
+            return match operation {
+                Operation::AllReduceWith => comm.all_reduce_in_place_with(buffer, |a, b| a.add(*b)),
+                _ => comm.all_reduce_coalesced(&mut eighths(buffer), *self),
+            };
+        }
         let buffer = &mut buffer.elements::<T>();
         match operation {
             Operation::AllReduce => comm.all_reduce_in_place(buffer, *self),
@@ -150,19 +171,40 @@ impl<T: Value> Calls for Reduction<T> {
             Operation::Gather => comm.gather_in_place(buffer, *root),
             Operation::Scatter => comm.scatter_in_place(buffer, *root),
             Operation::Hypercube => hypercube::<T>(comm, *block, buffer.view),
-            Operation::AllToAllV
+            Operation::AllReduceWith
+            | Operation::AllReduceCoalesced
+            | Operation::AllGatherObject
+            | Operation::AllToAllV
             | Operation::SendRecv
             | Operation::RecvAny
             | Operation::NeighborAllToAll
             | Operation::PingPong
             | Operation::Barrier
+            | Operation::Agree
             | Operation::Put
             | Operation::Get
             | Operation::PutSignal => {
-                unreachable!("{} has no form in place", operation.name())
+                unreachable!("{} has no form in place, or is carried out elsewhere", operation.name())
             }
         }
     }
+}
+
+/// Eight buffers of about one length.
+fn eighths<T>(buffer: &mut [T]) -> [&mut [T]; 8] {
+    let (len, mut rest) = (buffer.len(), buffer);
+    std::array::from_fn(|part| {
+        rest.split_off_mut(..len * (part + 1) / 8 - len * part / 8).expect("the parts are the buffer")
+    })
+}
+
+/// An object of these bytes, and what all ranks' objects hold.
+fn all_gather_object(comm: &Comm, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    let objects = comm.all_gather_object(&send.to_vec())?;
+    for (block, object) in recv.chunks_exact_mut(send.len()).zip(objects) {
+        block.copy_from_slice(&object);
+    }
+    Ok(())
 }
 
 /// all_gather in log2(ranks) exchanges; each doubles the blocks that a rank has.

@@ -24,6 +24,8 @@ impl BufferLengths {
         let block = elements / ranks;
         let (send, recv, count) = match operation {
             Operation::AllReduce
+            | Operation::AllReduceWith
+            | Operation::AllReduceCoalesced
             | Operation::Broadcast
             | Operation::Reduce
             | Operation::Scan
@@ -34,7 +36,9 @@ impl BufferLengths {
             | Operation::Put
             | Operation::Get
             | Operation::PutSignal => (elements, elements, elements),
-            Operation::AllGather | Operation::Gather | Operation::Hypercube => (block, block * ranks, block),
+            Operation::AllGather | Operation::AllGatherObject | Operation::Gather | Operation::Hypercube => {
+                (block, block * ranks, block)
+            }
             Operation::ReduceScatter | Operation::Scatter => (block * ranks, block, block),
             Operation::AllToAll => (block * ranks, block * ranks, block),
             Operation::NeighborAllToAll => (elements / 2 * 2, elements / 2 * 2, elements / 2),
@@ -43,7 +47,7 @@ impl BufferLengths {
                 let total = weighted_counts(block * ranks, ranks, 0).iter().sum();
                 (total, total, block)
             }
-            Operation::Barrier => {
+            Operation::Barrier | Operation::Agree => {
                 return Some(BufferLengths { send: 0, recv: 0, count: 0 });
             }
         };

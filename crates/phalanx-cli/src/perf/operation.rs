@@ -12,8 +12,14 @@ use serde::{Deserialize, Serialize};
 pub enum Operation {
     /// Every rank gets the reduction of all ranks' buffers
     AllReduce,
+    /// The sum in which a closure adds two elements (host memory)
+    AllReduceWith,
+    /// The same reduction of eight buffers in one call, in place; the size is that of all together (host memory)
+    AllReduceCoalesced,
     /// Every rank gets the blocks of all ranks
     AllGather,
+    /// Every rank gets the objects of all ranks: vectors of so many bytes (host memory)
+    AllGatherObject,
     /// Every rank gets its block of the reduction
     ReduceScatter,
     /// Every rank gets the root's buffer
@@ -46,6 +52,8 @@ pub enum Operation {
     PingPong,
     /// Every rank waits until all have called it
     Barrier,
+    /// All ranks agree on a flag, which holds when ranks are lost meanwhile
+    Agree,
     /// all_gather made of pairwise exchanges; needs 2, 4, 8, … ranks
     Hypercube,
     /// Every rank writes to the memory of the next (NVSHMEM)
@@ -69,7 +77,10 @@ impl Operation {
     pub fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
+            Operation::AllReduceWith => "all_reduce_with",
+            Operation::AllReduceCoalesced => "all_reduce_coalesced",
             Operation::AllGather => "all_gather",
+            Operation::AllGatherObject => "all_gather_object",
             Operation::ReduceScatter => "reduce_scatter",
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
@@ -84,6 +95,7 @@ impl Operation {
             Operation::NeighborAllToAll => "neighbor_all_to_all",
             Operation::PingPong => "ping_pong",
             Operation::Barrier => "barrier",
+            Operation::Agree => "agree",
             Operation::Hypercube => "hypercube",
             Operation::Put => "put",
             Operation::Get => "get",
@@ -94,7 +106,7 @@ impl Operation {
     /// Whether contributions are combined, so that `--op` matters.
     pub fn reduces(self) -> bool {
         use Operation::*;
-        matches!(self, AllReduce | ReduceScatter | Reduce | Scan | ExclusiveScan)
+        matches!(self, AllReduce | AllReduceCoalesced | ReduceScatter | Reduce | Scan | ExclusiveScan)
     }
 
     /// Whether one rank is special, so that `--root` matters.
@@ -109,21 +121,24 @@ impl Operation {
 
     /// Whether it moves data at all.
     pub fn has_data(self) -> bool {
-        self != Operation::Barrier
+        !matches!(self, Operation::Barrier | Operation::Agree)
     }
 
-    /// Whether it exists with input and output in one buffer.
-    pub fn has_in_place(self) -> bool {
+    /// Whether its buffers must be in host memory.
+    pub fn is_on_host(self) -> bool {
         use Operation::*;
-        !matches!(
-            self,
-            AllToAllV | SendRecv | RecvAny | NeighborAllToAll | PingPong | Barrier | Put | Get | PutSignal
-        )
+        matches!(self, AllReduceWith | AllReduceCoalesced | AllGatherObject | NeighborAllToAll)
     }
 
-    /// The places in which it is measured.
+    /// The places in which it is measured: those in which it exists.
     pub fn places(self) -> &'static [Place] {
-        if self.has_in_place() { &[Place::OutOfPlace, Place::InPlace] } else { &[Place::OutOfPlace] }
+        use Operation::*;
+        match self {
+            AllToAllV | SendRecv | RecvAny | NeighborAllToAll | AllGatherObject | PingPong | Barrier
+            | Agree | Put | Get | PutSignal => &[Place::OutOfPlace],
+            AllReduceCoalesced => &[Place::InPlace],
+            _ => &[Place::OutOfPlace, Place::InPlace],
+        }
     }
 
     /// Why this many ranks cannot perform it; `None` if they can.
@@ -145,7 +160,7 @@ impl Operation {
     /// The algorithm bandwidth in GB/s (1e9 bytes); `bytes` is the row's size. `None` if nothing is moved.
     pub fn algorithm_bandwidth(self, bytes: usize, ranks: usize, seconds: f64) -> Option<f64> {
         let bytes = match self {
-            Operation::Barrier => return None,
+            Operation::Barrier | Operation::Agree => return None,
             // The reference benchmark leaves out a rank's own block here, instead of in the factor.
             Operation::Hypercube => bytes as f64 * (ranks - 1) as f64 / ranks as f64,
             _ => bytes as f64,
@@ -158,8 +173,11 @@ impl Operation {
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let n = ranks as f64;
         match self {
-            Operation::AllReduce => 2.0 * (n - 1.0) / n,
+            Operation::AllReduce | Operation::AllReduceWith | Operation::AllReduceCoalesced => {
+                2.0 * (n - 1.0) / n
+            }
             Operation::AllGather
+            | Operation::AllGatherObject
             | Operation::ReduceScatter
             | Operation::AllToAll
             | Operation::AllToAllV
@@ -174,6 +192,7 @@ impl Operation {
             | Operation::NeighborAllToAll
             | Operation::PingPong
             | Operation::Barrier
+            | Operation::Agree
             | Operation::Hypercube
             | Operation::Put
             | Operation::Get

@@ -150,8 +150,9 @@ impl Plan {
     pub fn check_place(&self, on_gpus: bool) -> Result<()> {
         if on_gpus {
             ensure!(
-                self.operation != Operation::NeighborAllToAll,
-                "neighbor_all_to_all: neighbors' blocks are in host memory: --backend host"
+                !self.operation.is_on_host(),
+                "{} takes host memory: --backend host",
+                self.operation.name()
             );
             return Ok(());
         }

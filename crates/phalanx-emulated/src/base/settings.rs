@@ -30,6 +30,7 @@
 //! | `EMULATED_LEAVES_DEVICE` | `1`: NCCL calls leave the communicator's device current | 0 |
 //! | `EMULATED_NVSHMEM_VERSION` | `3.4.5`: version that NVSHMEM reports | 3.8.0 |
 //! | `EMULATED_NVSHMEM_INIT` | `half`: initialisation returns success with status 1, as 3.4.5 does when it cannot use the device; `error`: it fails, as later versions do; `hang`; `exit` | |
+//! | `EMULATED_NVLINK` | devices that NVLink connects with each other: `2` pairs 0 with 1, 2 with 3, …; the others reach each other over PCIe | all |
 //! | `EMULATED_PEER_ACCESS` | `0`: loads and stores do not reach symmetric memory of peers | 1 |
 //! | `EMULATED_MULTICAST` | `1`: NVSHMEM has NVLink multicast: multicast addresses, and teams that use 16 of its 128 team slots | 0 |
 //! | `EMULATED_SYMMETRIC_SIZE` | bytes of each PE's symmetric heap, which then does not grow | |
@@ -78,6 +79,7 @@ pub struct Settings {
     pub blocking: Option<bool>,
     pub nvshmem_version: i32,
     pub nvshmem_init: Init,
+    pub nvlink: usize,
     pub peer_access: bool,
     pub multicast: bool,
     pub symmetric_size: Option<u64>,
@@ -160,6 +162,7 @@ fn read() -> Settings {
             Some("exit") => Init::Exits,
             Some(text) => bad("EMULATED_NVSHMEM_INIT", text),
         },
+        nvlink: value("EMULATED_NVLINK", usize::MAX),
         peer_access: value("EMULATED_PEER_ACCESS", 1) != 0,
         multicast: value("EMULATED_MULTICAST", 0) != 0,
         symmetric_size: text("EMULATED_SYMMETRIC_SIZE").map(|_| value("EMULATED_SYMMETRIC_SIZE", 0)),

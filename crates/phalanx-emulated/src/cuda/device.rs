@@ -147,11 +147,13 @@ exported! {
     }
 
     fn cuDeviceGetP2PAttribute(value: Out<c_int>, which: c_int, device: c_int, peer: c_int) {
-        if index(device)? == index(peer)? {
+        let (device, peer) = (index(device)?, index(peer)?);
+        if device == peer {
             return Err(INVALID_DEVICE);
         }
-        // Performance rank, access, native atomics, arrays.
-        value.set(c_int::from(matches!(which, 2..=4)));
+        let group = |index| physical(index) / settings().nvlink;
+        // 2 is access; 3 and 4, atomic operations and arrays, are NVLink's.
+        value.set(c_int::from(which == 2 || matches!(which, 3..=4) && group(device) == group(peer)));
         Ok(())
     }
 }

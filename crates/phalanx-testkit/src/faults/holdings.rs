@@ -61,7 +61,8 @@ impl Holdings {
     /// begins or ends anything meanwhile.
     pub fn compare_counts(&self) -> Result<(), String> {
         let counts = |held: &Holdings| [held.files.len(), held.mappings.len(), held.threads];
-        let is_more = |now: &Holdings| counts(now).iter().zip(counts(self)).any(|(now, before)| *now > before);
+        let is_more =
+            |now: &Holdings| counts(now).iter().zip(counts(self)).any(|(now, before)| *now > before);
         let mut now = Holdings::now()?;
         // A thread that was joined is still listed for a moment.
         for _ in 0..500 {

@@ -85,7 +85,7 @@ fn table(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut lines: Vec<Line> =
         contestants().map(|contestant| Line { name: contestant.name, points: Vec::new() }).collect();
     println!(
-        "| ranks | store | join s | exchange s | its CPU s | all CPU s | its MB | all MB |\n|---:|---|---:|---:|---:|---:|---:|---:|"
+        "| ranks | store | join s | exchange s | its CPU s | all CPU s | a host's CPU ms | its MB | all MB |\n|---:|---|---:|---:|---:|---:|---:|---:|---:|"
     );
     for &ranks in &options.ranks {
         let Options { per_host, bytes, encrypted, .. } = *options;
@@ -97,7 +97,7 @@ fn table(options: &Options) -> Result<(), Box<dyn Error>> {
             let row = contestant
                 .measure(job)
                 .map_err(|error| format!("{ranks} ranks, {}: {error}", contestant.name))?;
-            println!("| {ranks} | {} | {} |", contestant.name, cells(&row));
+            println!("| {ranks} | {} | {} |", contestant.name, cells(&row, job.hosts()));
             line.points.push((ranks, row.seconds()));
         }
     }
@@ -113,11 +113,12 @@ fn table(options: &Options) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn cells(row: &Row) -> String {
+fn cells(row: &Row, hosts: usize) -> String {
     let times =
         [row.join, row.exchange, row.store_cpu, row.all_cpu].map(|time| format!("{:.2}", time.as_secs_f64()));
+    let of_a_host = row.all_cpu.saturating_sub(row.store_cpu).as_secs_f64() * 1e3 / hosts as f64;
     let memory = [row.memory.first, row.memory.all].map(|bytes| (bytes / 1_000_000).to_string());
-    [times.join(" | "), memory.join(" | ")].join(" | ")
+    [times.join(" | "), format!("{of_a_host:.1}"), memory.join(" | ")].join(" | ")
 }
 
 /// Runs a process of a measurement.

@@ -26,6 +26,12 @@ pub struct Job {
     pub encrypted: bool,
 }
 
+impl Job {
+    pub fn hosts(&self) -> usize {
+        self.ranks.div_ceil(self.per_host)
+    }
+}
+
 /// What a start took.
 pub struct Row {
     pub join: Duration,

@@ -17,6 +17,7 @@ mod hosts;
 mod init_all;
 mod injected;
 mod kept_errors;
+mod linked;
 mod memory;
 mod messages;
 mod mpirun;
@@ -117,6 +118,7 @@ fn main() -> ExitCode {
         &[FORK],
         fused::SCENARIOS,
         hosts::SCENARIOS,
+        linked::SCENARIOS,
         mpirun::SCENARIOS,
         own_kernels::SCENARIOS,
         peers::SCENARIOS,
@@ -181,6 +183,7 @@ fn main() -> ExitCode {
             trials.extend(device_comm::of_releases());
             trials.extend(kept_errors::emulated_trials());
             trials.extend(own_kernels::trials());
+            trials.extend(linked::trials());
             trials.extend(fused::trials());
             trials.extend(peers::trials());
             trials.extend(experts::trials());

@@ -67,7 +67,7 @@ impl Comm {
         self.split_with_color(first.expect("this rank's key is among them"))
     }
 
-    fn split_with_color(&self, color: usize) -> Result<Comm> {
+    pub(super) fn split_with_color(&self, color: usize) -> Result<Comm> {
         Ok(self.split(Some(color as u32), 0)?.expect("a rank with a colour"))
     }
 

@@ -24,6 +24,8 @@ mod collectives;
 pub(crate) mod comm;
 mod custom;
 pub(crate) mod file;
+#[cfg(feature = "cuda")]
+mod gpu_link;
 pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;

@@ -2,7 +2,7 @@
 
 use crate::types::error::{Error, LibraryError, Result, UnsupportedError};
 use crate::types::memory::GpuId;
-use cudarc::driver::{CudaContext, DriverError, result};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 use phalanx_sys::{Library, cuda, is_loadable};
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -45,6 +45,34 @@ pub(crate) fn gpu_ids() -> Result<Vec<GpuId>> {
         Ok(GpuId(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8)))
     };
     (0..CudaContext::device_count()?).map(id).collect()
+}
+
+/// How a GPU reaches the memory of another one of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PeerLink {
+    None,
+    /// Over PCIe, without atomic operations.
+    Bus,
+    /// Over NVLink: atomic operations, and lines of 128 bytes that arrive whole.
+    NvLink,
+}
+
+/// How one of the GPUs that this process sees reaches another (`cuDeviceGetP2PAttribute`). No context is created.
+pub(crate) fn link(from: usize, to: usize) -> Result<PeerLink> {
+    let ask = |attribute| {
+        let mut answer = 0;
+        // SAFETY: an out-pointer on the stack; the driver checks the devices' numbers.
+        let result =
+            unsafe { sys::cuDeviceGetP2PAttribute(&raw mut answer, attribute, from as i32, to as i32) };
+        result.result().map(|()| answer != 0).map_err(|error| failed("cuDeviceGetP2PAttribute", error))
+    };
+    Ok(if !ask(sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? {
+        PeerLink::None
+    } else if ask(sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? {
+        PeerLink::NvLink
+    } else {
+        PeerLink::Bus
+    })
 }
 
 /// The error of a function of the driver.

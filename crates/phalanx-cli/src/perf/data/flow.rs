@@ -63,13 +63,18 @@ impl Flow {
     pub fn inputs(&self) -> Vec<Segment> {
         let (rank, block) = (self.rank, self.layout.count);
         match self.operation {
-            Operation::AllReduce | Operation::Reduce | Operation::Scan | Operation::ExclusiveScan => {
+            Operation::AllReduce
+            | Operation::AllReduceWith
+            | Operation::AllReduceCoalesced
+            | Operation::Reduce
+            | Operation::Scan
+            | Operation::ExclusiveScan => {
                 vec![whole(block, Content::Contribution)]
             }
             Operation::ReduceScatter => vec![whole(block * self.ranks, Content::Contribution)],
             Operation::Broadcast if !self.is_root() => Vec::new(),
             Operation::Broadcast => vec![whole(block, message(rank, rank))],
-            Operation::AllGather | Operation::Gather | Operation::Hypercube => {
+            Operation::AllGather | Operation::AllGatherObject | Operation::Gather | Operation::Hypercube => {
                 let at = if self.place == Place::InPlace { rank * block } else { 0 };
                 vec![segment(at, block, message(rank, rank))]
             }
@@ -88,7 +93,7 @@ impl Flow {
             Operation::Get => vec![whole(block, message(rank, (rank + self.ranks - 1) % self.ranks))],
             Operation::PingPong if rank > 1 => Vec::new(),
             Operation::PingPong => vec![whole(block, message(rank, 1 - rank))],
-            Operation::Barrier => Vec::new(),
+            Operation::Barrier | Operation::Agree => Vec::new(),
         }
     }
 
@@ -98,7 +103,9 @@ impl Flow {
         let (rank, ranks, block) = (self.rank, self.ranks, self.layout.count);
         let in_place = self.place == Place::InPlace;
         match self.operation {
-            Operation::AllReduce => vec![whole(block, Content::Reduced)],
+            Operation::AllReduce | Operation::AllReduceWith | Operation::AllReduceCoalesced => {
+                vec![whole(block, Content::Reduced)]
+            }
             Operation::Scan => vec![whole(block, Content::Scanned)],
             // Rank 0 keeps what it holds.
             Operation::ExclusiveScan if rank == 0 && in_place => vec![whole(block, Content::Contribution)],
@@ -115,7 +122,9 @@ impl Flow {
                 content: Content::Reduced,
             }],
             Operation::Broadcast => vec![whole(block, message(self.root, self.root))],
-            Operation::AllGather | Operation::Hypercube => self.blocks(|from| message(from, from)),
+            Operation::AllGather | Operation::AllGatherObject | Operation::Hypercube => {
+                self.blocks(|from| message(from, from))
+            }
             Operation::Scatter => {
                 let at = if in_place { rank * block } else { 0 };
                 vec![segment(at, block, message(self.root, rank))]
@@ -134,7 +143,7 @@ impl Flow {
             Operation::Get => vec![whole(block, message((rank + 1) % ranks, rank))],
             Operation::PingPong if rank > 1 => self.untouched(),
             Operation::PingPong => vec![whole(block, message(1 - rank, rank))],
-            Operation::Barrier => Vec::new(),
+            Operation::Barrier | Operation::Agree => Vec::new(),
         }
     }
 

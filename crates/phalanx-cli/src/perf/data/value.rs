@@ -29,6 +29,8 @@ pub trait Value: Element {
             Exact::Fraction(number) => Self::from_f64(number),
         }
     }
+    /// The sum of two values; integers wrap around.
+    fn add(self, other: Self) -> Self;
     /// The number itself, where it is exact.
     #[cfg(test)]
     fn to_f64(self) -> f64;
@@ -86,6 +88,9 @@ macro_rules! integers {
             fn from_f64(number: f64) -> Self {
                 number as $ty
             }
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
             #[cfg(test)]
             fn to_f64(self) -> f64 {
                 self as f64
@@ -111,6 +116,11 @@ macro_rules! floats {
             }
             fn from_f64(number: f64) -> Self {
                 $from(number)
+            }
+            #[inline]
+            fn add(self, other: Self) -> Self {
+                // A sum in f64 is rounded as one in the type: f64 has more than twice its digits.
+                $from($to(self) + $to(other))
             }
             #[cfg(test)]
             fn to_f64(self) -> f64 {

@@ -3,12 +3,12 @@
 use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice};
 use crate::control::host_channel::HostChannel;
-use crate::gpu::cuda::gpu_ids;
+use crate::gpu::cuda::{PeerLink, gpu_ids, link};
 use crate::gpu::kernels::{check, during_captures};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{GpuId, RawStream};
-use cudarc::driver::sys::{self, CUdevice_P2PAttribute, CUdeviceptr, CUipcMemHandle, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUipcMemHandle, CUresult};
 use cudarc::driver::{CudaContext, result};
 use phalanx_sys::nccl::Flavour;
 use std::sync::{Arc, Mutex};
@@ -274,22 +274,13 @@ impl LocalMemory {
         Ok(start)
     }
 
-    /// Whether lines of 128 bytes arrive whole at another GPU, which is so where it has atomic operations on this one's memory: over
-    /// NVLink. An error if it cannot be reached.
+    /// Whether lines of 128 bytes arrive whole at another GPU. An error if it cannot be reached.
     fn reach(&self, ordinal: usize) -> Result<bool> {
-        let (from, to) = (self.gpu.ordinal() as i32, ordinal as i32);
-        let ask = |attribute| {
-            let mut answer = 0;
-            // SAFETY: an out-pointer on the stack; devices that the process sees.
-            check("cuDeviceGetP2PAttribute", unsafe {
-                sys::cuDeviceGetP2PAttribute(&raw mut answer, attribute, from, to)
-            })
-            .map(|()| answer != 0)
-        };
-        if !ask(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? {
-            return Err(refusal(&format!("GPU {from} does not reach the memory of GPU {to}")));
+        let own = self.gpu.ordinal();
+        match link(own, ordinal)? {
+            PeerLink::None => Err(refusal(&format!("GPU {own} does not reach the memory of GPU {ordinal}"))),
+            link => Ok(link == PeerLink::NvLink),
         }
-        ask(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)
     }
 
     fn enable_peer_access(&self, ordinal: usize) -> Result<()> {
