@@ -31,6 +31,9 @@
 //! - Arguments are checked before anything is sent. An [`Error::Usage`] names the value, what is possible, and what to do.
 //! - Results are the same bits on every rank that has them.
 
+// docs.rs, which builds with nightly, shows the features that an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod attention;
 pub mod buckets;
 pub mod checkpoint;

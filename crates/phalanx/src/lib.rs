@@ -105,6 +105,8 @@
 //! Linux has everything. On other systems ranks are threads, and process ranks answer [`Error::Unsupported`]. That part is tested on
 //! Linux and under Wine, and compiled for macOS; it has never run on Windows or macOS themselves.
 
+// docs.rs, which builds with nightly, shows the features that an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Without some of the backends, what they share has fewer callers. With all of them, nothing may be unused.
 #![cfg_attr(
     not(all(

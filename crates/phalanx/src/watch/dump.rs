@@ -5,7 +5,8 @@
 //! the same boot id have the same monotonic clock.
 
 use super::TRACE_DIR;
-use super::recorder::{Record, Recorder};
+use super::recorder::Recorder;
+use super::slot::Record;
 use crate::contract::Operation;
 use crate::os::fresh_file;
 use crate::types::error::{Error, PeerEvent, Result, UsageError};

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `recorder.rs` | the ring of a communicator's last operations, always on |
+//! | `recorder.rs`, `slot.rs` | the ring of a communicator's last operations, always on; one of its records |
 //! | `clock.rs` | timestamps at a few nanoseconds each |
 //! | `dump.rs` | a flight record as a JSON file |
 //! | `deadline.rs` | deadlines of single operations |
@@ -29,6 +29,7 @@ mod ranges;
 mod recorder;
 mod reminder;
 mod signal;
+mod slot;
 
 #[cfg(test)]
 pub(crate) use recorder::PANIC_WHEN_BEGUN;

@@ -11,6 +11,7 @@
 use super::clock::{Clock, Moment, Scale, Ticks};
 use super::metrics::{self, Counters};
 use super::ranges::Ranges;
+use super::slot::{NOT_TIMED, Record, Slot, State, head};
 use super::{dump, launcher};
 use crate::contract::{Backend, BackendKind, Call, Operation, Transfer};
 use crate::os::RunInstant;
@@ -18,7 +19,7 @@ use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result};
 use crate::types::op::ReductionCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -28,43 +29,6 @@ const FINDING: Duration = Duration::from_millis(500);
 /// Number of records in the ring: 64 KiB.
 pub(super) const RECORDS: usize = 1024;
 
-/// One record in the ring: a cache line.
-#[derive(Default)]
-#[repr(C, align(64))]
-struct Slot {
-    /// The record's number, from 1; 0 while it is being written.
-    number: AtomicU64,
-    /// Operation, type, reduction and state in bytes; root or peer in the upper half.
-    head: AtomicU64,
-    /// The operation's number, from 1: among the collectives, or among the messages to or from that peer.
-    sequence: AtomicU64,
-    count: AtomicU64,
-    enqueued: AtomicU64,
-    started: AtomicU64,
-    ended: AtomicU64,
-    tag: AtomicU64,
-}
-
-const _: () = assert!(size_of::<Slot>() == 64);
-
-impl Slot {
-    #[inline(always)]
-    fn is_not_timed(&self) -> bool {
-        self.enqueued.load(Ordering::Relaxed) == NOT_TIMED
-    }
-
-    #[inline(always)]
-    fn set_begun(&self, at: Ticks) {
-        self.enqueued.store(at, Ordering::Relaxed);
-        self.started.store(at, Ordering::Relaxed);
-    }
-}
-
-/// Start time of an operation that was opened without reading the clock, which takes a tenth of the time of
-/// the shortest operations. An operation that waits sets the time then; one that never waits counts as
-/// started when it ended.
-const NOT_TIMED: Ticks = 0;
-
 /// A record's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordId(u64);
@@ -73,72 +37,6 @@ pub(crate) struct RecordId(u64);
 thread_local! {
     /// Makes the operations of this thread panic while their buffers are lent.
     pub(crate) static PANIC_WHEN_BEGUN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// State of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum State {
-    /// Enqueued; not started yet.
-    Enqueued = 1,
-    Started = 2,
-    Completed = 3,
-    Failed = 4,
-}
-
-impl State {
-    const ALL: [State; 4] = [State::Enqueued, State::Started, State::Completed, State::Failed];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Enqueued => "enqueued",
-            State::Started => "started",
-            State::Completed => "completed",
-            State::Failed => "failed",
-        }
-    }
-}
-
-/// Bit offset of the state in a record's head.
-const STATE: u32 = 24;
-
-/// A consistent copy of a record.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Record {
-    pub number: u64,
-    pub operation: Operation,
-    pub dtype: DType,
-    pub reduction: ReductionCode,
-    pub state: State,
-    /// The root or the peer, for operations that have one.
-    pub rank: u32,
-    pub sequence: u64,
-    pub count: u64,
-    pub tag: u64,
-    /// Times in nanoseconds of the monotonic clock; 0 if that has not happened.
-    pub enqueued: u64,
-    pub started: u64,
-    pub ended: u64,
-}
-
-impl Record {
-    /// Where the rank is, as a clause of a sentence.
-    pub fn describe(&self) -> String {
-        let Record { operation, dtype, count, sequence, state, .. } = self;
-        let call = match count {
-            0 => operation.name().to_owned(),
-            _ => format!("{}({dtype} × {count})", operation.name()),
-        };
-        match state {
-            State::Completed => {
-                format!("it has completed {call}, operation number {sequence}, and called nothing since")
-            }
-            State::Failed => format!(
-                "its {call}, operation number {sequence}, has failed, and it has called nothing since"
-            ),
-            State::Enqueued | State::Started => format!("it is in {call}, operation number {sequence}"),
-        }
-    }
 }
 
 /// Flight recorder of one rank's communicator: a ring of its last operations.
@@ -272,7 +170,7 @@ impl Recorder {
         }
         let slot = self.slot(number);
         slot.sequence.store(next(sequences, 1), Ordering::Relaxed);
-        set_state(slot, State::Started);
+        slot.set_state(State::Started);
         if self.counters.is_some() || self.ranges.is_some() {
             self.announce_again(number, slot);
         }
@@ -288,7 +186,7 @@ impl Recorder {
     /// Marks a repeated operation as completed, at the time at which the first one was.
     #[inline]
     pub fn repeated(&self, RecordId(number): RecordId) {
-        set_state(self.slot(number), State::Completed);
+        self.slot(number).set_state(State::Completed);
         if let Some(ranges) = &self.ranges {
             ranges.end(number);
         }
@@ -348,16 +246,7 @@ impl Recorder {
     #[inline(always)]
     fn write(&self, head: u64, sequence: u64, count: u64, tag: u32, at: Ticks) -> RecordId {
         let number = next(&self.made, 1);
-        let slot = self.slot(number);
-        slot.number.store(0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        slot.head.store(head, Ordering::Relaxed);
-        slot.sequence.store(sequence, Ordering::Relaxed);
-        slot.count.store(count, Ordering::Relaxed);
-        slot.set_begun(at);
-        slot.ended.store(0, Ordering::Relaxed);
-        slot.tag.store(tag.into(), Ordering::Relaxed);
-        slot.number.store(number, Ordering::Release);
+        self.slot(number).write(number, head, sequence, count, tag, at);
         RecordId(number)
     }
 
@@ -381,7 +270,7 @@ impl Recorder {
         let slot = self.slot(number);
         if slot.number.load(Ordering::Relaxed) == number {
             slot.started.store(self.clock.now(), Ordering::Relaxed);
-            set_state(slot, State::Started);
+            slot.set_state(State::Started);
         }
     }
 
@@ -403,7 +292,7 @@ impl Recorder {
                 let waited = started.saturating_sub(enqueued);
                 counters.ended(code, now.saturating_sub(enqueued), waited, result.is_err());
             }
-            set_state(slot, if result.is_ok() { State::Completed } else { State::Failed });
+            slot.set_state(if result.is_ok() { State::Completed } else { State::Failed });
         }
         if let Some(ranges) = &self.ranges {
             ranges.end(number);
@@ -444,8 +333,8 @@ impl Recorder {
     /// failure replaces it.
     pub fn write_missing(&self) {
         let is_inside = || {
-            let last =
-                self.read(self.made(), self.clock.moment(), &Scale::between(self.born, self.clock.moment()));
+            let (made, now) = (self.made(), self.clock.moment());
+            let last = self.slot(made).read(made, now, &Scale::between(self.born, now));
             last.is_some_and(|last| matches!(last.state, State::Enqueued | State::Started))
         };
         let since = RunInstant::now();
@@ -475,39 +364,7 @@ impl Recorder {
         let scale = Scale::between(self.born, now);
         let last = self.made();
         let first = last.saturating_sub(RECORDS as u64) + 1;
-        (first..=last).filter_map(|number| self.read(number, now, &scale)).collect()
-    }
-
-    fn read(&self, number: u64, now: Moment, scale: &Scale) -> Option<Record> {
-        let slot = self.slot(number);
-        if slot.number.load(Ordering::Acquire) != number {
-            return None;
-        }
-        let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let (head, sequence, count, tag) =
-            (get(&slot.head), get(&slot.sequence), get(&slot.count), get(&slot.tag));
-        let began = |word: &AtomicU64| if get(word) == NOT_TIMED { now.ticks } else { get(word) };
-        let (enqueued, started, ended) = (began(&slot.enqueued), began(&slot.started), get(&slot.ended));
-        fence(Ordering::Acquire);
-        if slot.number.load(Ordering::Relaxed) != number {
-            return None;
-        }
-        let state = State::ALL.into_iter().find(|state| *state as u8 == (head >> STATE) as u8)?;
-        let (dtype, count) = DType::decode((head >> 8) as u8, count)?;
-        Some(Record {
-            number,
-            operation: Operation::from_code(head as u8)?,
-            dtype,
-            reduction: ReductionCode::from_code((head >> 16) as u8)?,
-            state,
-            rank: (head >> 32) as u32,
-            sequence,
-            count,
-            tag,
-            enqueued: scale.nanos(enqueued),
-            started: if state == State::Enqueued { 0 } else { scale.nanos(started) },
-            ended: if ended == 0 { 0 } else { scale.nanos(ended) },
-        })
+        (first..=last).filter_map(|number| self.slot(number).read(number, now, &scale)).collect()
     }
 }
 
@@ -523,21 +380,6 @@ pub(super) fn next(counter: &AtomicU64, by: u64) -> u64 {
     let value = counter.load(Ordering::Relaxed) + by;
     counter.store(value, Ordering::Relaxed);
     value
-}
-
-#[inline(always)]
-fn head(operation: Operation, dtype: DType, reduction: ReductionCode, state: State, rank: usize) -> u64 {
-    u64::from(operation as u8)
-        | u64::from(dtype.code()) << 8
-        | u64::from(reduction as u8) << 16
-        | u64::from(state as u8) << STATE
-        | (rank as u64) << 32
-}
-
-#[inline(always)]
-fn set_state(slot: &Slot, state: State) {
-    let head = slot.head.load(Ordering::Relaxed) & !(0xff << STATE);
-    slot.head.store(head | u64::from(state as u8) << STATE, Ordering::Relaxed);
 }
 
 #[cfg(test)]
