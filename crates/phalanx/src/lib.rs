@@ -209,6 +209,30 @@ pub use cudarc;
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-#[cfg(all(doctest, feature = "nccl"))]
-#[doc = include_str!("../../../docs/guide/own-kernels.md")]
-struct OwnKernels;
+/// Chapters of the guide, whose programs are compiled, and run where no GPU is needed.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/guide/first-program.md")]
+    struct FirstProgram;
+
+    #[cfg(feature = "nccl")]
+    #[doc = include_str!("../../../docs/guide/memory.md")]
+    struct Memory;
+
+    #[doc = include_str!("../../../docs/guide/one-sided.md")]
+    struct OneSided;
+
+    #[cfg(feature = "nccl")]
+    #[doc = include_str!("../../../docs/guide/overlap.md")]
+    struct Overlap;
+
+    #[doc = include_str!("../../../docs/guide/failures.md")]
+    struct Failures;
+
+    #[cfg(feature = "nccl")]
+    #[doc = include_str!("../../../docs/guide/own-kernels.md")]
+    struct OwnKernels;
+
+    #[doc = include_str!("../../../docs/guide/questions.md")]
+    struct Questions;
+}
