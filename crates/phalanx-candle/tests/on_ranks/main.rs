@@ -12,6 +12,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use libtest_mimic::{Arguments, Failed, Trial};
 use phalanx_candle::Ranks;
 use phalanx_testkit::processes::{self, Launch};
+use phalanx_testkit::suite;
 use phalanx_testkit::{Outcome, Scenario, gpus};
 use std::cell::RefCell;
 use std::process::ExitCode;
@@ -54,6 +55,9 @@ fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Resu
     Ok(())
 }
 
+/// Left to CI: it trains for seconds.
+const SLOW: &[&str] = &["examples/train_gpt"];
+
 fn main() -> ExitCode {
     let scenarios = [Scenario::rank("case", as_process)];
     if let Some(code) = processes::serve(&scenarios) {
@@ -85,7 +89,7 @@ fn main() -> ExitCode {
         // The trials share them.
         args.test_threads = Some(1);
     }
-    libtest_mimic::run(&args, trials).exit_code()
+    suite::run(&args, trials, &[], SLOW)
 }
 
 /// Some numbers: small integers, so that sums in any order are the same.

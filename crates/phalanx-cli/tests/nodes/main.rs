@@ -48,6 +48,10 @@ const SLOW: &[&str] = &[
     "ranks_that_hear_nothing",
     "stopped_for_less_than_the_heartbeat",
     "whoever_is_waited_for",
+    "a_name_that_comes_late",
+    "a_node_cut_off",
+    "a_node_that_cannot_be_heard",
+    "ranks_cut_off",
 ];
 
 #[cfg(target_os = "linux")]

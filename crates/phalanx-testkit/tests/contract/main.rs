@@ -107,6 +107,11 @@ const SLOW: &[&str] = &[
     "threads/reduce/",
     "threads/reduce_scatter/",
     "ucx/processes/matrix",
+    "mpi/open_mpi/checked",
+    "plain/pages",
+    "programs/long_blocks",
+    "reduce_scatter_v/4",
+    "threads/all_reduce/f64",
 ];
 
 fn main() -> ExitCode {

@@ -43,6 +43,12 @@ const SLOW: &[&str] = &[
     "stopped_as_a_whole",
     "threads-life-late",
     "threads/deadline/",
+    "by_a_debugger_until",
+    "deadline/split",
+    "error_stream/exit/not_read",
+    "error_stream/exit/no_reader",
+    "one_sided/late",
+    "one_sided/written_later",
 ];
 
 fn main() -> ExitCode {

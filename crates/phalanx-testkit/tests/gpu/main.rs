@@ -99,6 +99,12 @@ const SLOW: &[&str] = &[
     "stopped_together",
     "threads/mismatch",
     "two_communicators",
+    "fused/rows",
+    "injected/ncclCommGetAsyncError",
+    "own_kernels/shapes",
+    "programs/phalanx perf",
+    "releases/ids_by_size",
+    "threads/reductions",
 ];
 
 fn main() -> ExitCode {

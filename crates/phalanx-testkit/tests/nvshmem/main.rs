@@ -65,6 +65,8 @@ const SLOW: &[&str] = &[
     "of_a_stuck_stream",
     "one_sided/gets",
     "one_sided/puts",
+    "beside_a_stuck_stream",
+    "signals/host",
 ];
 
 #[cfg(target_os = "linux")]

@@ -44,8 +44,16 @@ const SHARES: &[Share] = &[
 ];
 
 /// What waits for deadlines of several seconds.
-const SLOW: &[&str] =
-    &["absent_in_a_group", "nobody_waits", "processes/reductions", "stopped_together", "threads/mismatch"];
+const SLOW: &[&str] = &[
+    "absent_in_a_group",
+    "nobody_waits",
+    "processes/reductions",
+    "stopped_together",
+    "threads/mismatch",
+    "held_inside/error_stream",
+    "threads/in_place",
+    "threads/reductions",
+];
 
 fn main() -> ExitCode {
     let scenarios = [
