@@ -161,7 +161,8 @@ impl Nodes {
     /// cannot be asked.
     pub fn count_able(&self, restart: u32, here: usize) -> Option<usize> {
         let here = i64::try_from(here).ok()?;
-        let sum = self.store.add(&format!("able {restart}"), here - self.able.replace(here), ANNOUNCE_TIMEOUT);
+        let sum =
+            self.store.add(&format!("able {restart}"), here - self.able.replace(here), ANNOUNCE_TIMEOUT);
         usize::try_from(sum.ok()?).ok()
     }
 

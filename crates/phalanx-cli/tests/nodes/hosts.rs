@@ -290,7 +290,8 @@ fn all_killed(hosts: &Hosts) -> Result<(), Failed> {
         let processes: Result<Vec<String>, Failed> =
             (0..6).map(|rank| wait_for_build(nodes, rank, 1)).collect();
         let processes = processes?;
-        let script = |host: usize| ["kill", "-9", &processes[2 * host], &processes[2 * host + 1]].map(str::to_owned);
+        let script =
+            |host: usize| ["kill", "-9", &processes[2 * host], &processes[2 * host + 1]].map(str::to_owned);
         let kills = [0, 1, 2].map(|host| {
             let words = script(host);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();

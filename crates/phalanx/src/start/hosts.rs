@@ -7,8 +7,8 @@ use super::{NewComm, Settings, agreement, job_store};
 use crate::backend::host::HostComm;
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
 use crate::backend::ucx::{Here, MeetHere, Meeting, UcxComm};
-use crate::contract::{Backend, BackendKind};
 use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, BackendKind};
 use crate::control::endpoint::Endpoint;
 use crate::control::host_channel::HostChannel;
 use crate::control::relay::growth::Met;

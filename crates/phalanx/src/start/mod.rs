@@ -13,6 +13,7 @@
 //! | `agreement.rs` | the ranks agree on one backend |
 //! | `work.rs` | the work of an operation, by backend |
 //! | `job_store.rs` | where the job's store is, and joining it |
+//! | `slurm.rs` | the store of a step of Slurm without a token |
 //!
 //! This is the only folder that knows all backends.
 
@@ -29,6 +30,7 @@ mod mpi;
 #[path = "no_mpi.rs"]
 mod mpi;
 mod processes;
+mod slurm;
 mod threads;
 mod work;
 

@@ -10,8 +10,8 @@ use super::threads::thread_ranks;
 use super::{NewComm, Settings, agreement, check_host_ranks, own_name};
 use crate::backend::host::HostComm;
 use crate::backend::solo::SoloComm;
-use crate::contract::hosts::HostTopology;
 use crate::contract::BackendKind;
+use crate::contract::hosts::HostTopology;
 use crate::control::endpoint::Endpoint;
 use crate::control::join as rendezvous;
 use crate::rendezvous::environment::{
@@ -146,7 +146,11 @@ pub(super) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<(
 }
 
 /// Joins the other processes of this host; ends with the error of `check` as soon as it has one.
-pub(super) fn meet_while(place: &Place, timeout: Duration, check: &dyn Fn() -> Result<()>) -> Result<HostComm> {
+pub(super) fn meet_while(
+    place: &Place,
+    timeout: Duration,
+    check: &dyn Fn() -> Result<()>,
+) -> Result<HostComm> {
     Ok(meet_checked(place, &[], timeout, check)?.0)
 }
 

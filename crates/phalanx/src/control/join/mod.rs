@@ -227,7 +227,9 @@ mod tests {
         }
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let error = meet(&place, &[], Duration::from_millis(200), &|| Ok(())).err().map(|error| error.to_string());
+            let error = meet(&place, &[], Duration::from_millis(200), &|| Ok(()))
+                .err()
+                .map(|error| error.to_string());
             sender.send(error)
         });
         let error = receiver.recv_timeout(Duration::from_secs(20)).expect("an end").expect("an error");
@@ -243,7 +245,8 @@ mod tests {
         let [first, second] = [0, 1].map(|rank| {
             let place = place(rank);
             std::thread::spawn(move || {
-                meet(&place, &[rank as u8; 3], timeout, &|| Ok(())).map(|joined| (joined.rank, joined.payloads))
+                meet(&place, &[rank as u8; 3], timeout, &|| Ok(()))
+                    .map(|joined| (joined.rank, joined.payloads))
             })
         });
         // Rank 1 has come to it (or, on a slow machine, is late for it), and rank 0 cannot begin its own.

@@ -9,7 +9,7 @@ use crate::rendezvous::store::protocol::{
 };
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::{Rendezvous, session};
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::watch::Reminder;
 use crate::watch::deadline::after;
 use std::fmt::Display;
@@ -265,6 +265,14 @@ fn greet(
             Ok(Session { place: (rank, size), stream, cipher, to, from, silence, thread, rest })
         }
         Reply::NoPlace if matches!(client, Client::Newcomer) => Err(AttemptError::NoPlace),
+        // The members would only try again.
+        Reply::Refused { reason, .. } if matches!(client, Client::Growing(..)) => {
+            Err(AttemptError::Final(Error::from(UnsupportedError {
+                what: "grow".into(),
+                why: format!("the store at {} refuses {client}: {reason}", rendezvous.address),
+                remedy: "start the job again with more ranks".into(),
+            })))
+        }
         Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} refuses {client}: {reason}", rendezvous.address),
             "give each process a number of its own, and all the same size, job and restart count",

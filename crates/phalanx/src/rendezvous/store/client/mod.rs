@@ -106,7 +106,7 @@ impl Store {
             true => Ok(()),
             false => Err(Error::from(UnsupportedError {
                 what: "grow".into(),
-                why: "an MPI's launcher started the ranks, and MPI takes in no others".into(),
+                why: "the ranks meet over an MPI, which takes in no others".into(),
                 remedy: "start the job again with more ranks, or with `phalanx launch`".into(),
             })),
         }

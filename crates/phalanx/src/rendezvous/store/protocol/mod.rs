@@ -153,24 +153,6 @@ pub enum Request {
         /// The job's name, the same for all its members; empty if it has none.
         job: String,
     },
-    /// The first request of a member of a communicator that grows.
-    Grow {
-        /// Which.
-        growth: Growth,
-        /// Its rank there.
-        rank: u32,
-        /// How often the job was restarted.
-        epoch: u32,
-        /// The job's name.
-        job: String,
-    },
-    /// The first request of a new rank: asks for the next place in a communicator that grows.
-    Enter {
-        /// How often the job was restarted.
-        epoch: u32,
-        /// The job's name.
-        job: String,
-    },
     /// Stores a value under a key. The reply has the value that is stored afterwards.
     Set {
         /// Of the request.
@@ -237,6 +219,24 @@ pub enum Request {
         /// How.
         end: End,
     },
+    /// The first request of a member of a communicator that grows.
+    Grow {
+        /// Which.
+        growth: Growth,
+        /// Its rank there.
+        rank: u32,
+        /// How often the job was restarted.
+        epoch: u32,
+        /// The job's name.
+        job: String,
+    },
+    /// The first request of a new rank: asks for the next place in a communicator that grows.
+    Enter {
+        /// How often the job was restarted.
+        epoch: u32,
+        /// The job's name.
+        job: String,
+    },
 }
 
 /// A message on a connection that carries several members.
@@ -270,8 +270,6 @@ pub enum Reply {
         /// Why.
         reason: String,
     },
-    /// To `Enter`: no communicator asks for new ranks now. The connection ends.
-    NoPlace,
     /// To `Set` and `Get`.
     Value {
         /// Of the request.
@@ -330,6 +328,8 @@ pub enum Reply {
     Heartbeat,
     /// The store shuts down normally.
     Goodbye,
+    /// To `Enter`: no communicator asks for new ranks now. The connection ends.
+    NoPlace,
 }
 
 /// How a member ended.
