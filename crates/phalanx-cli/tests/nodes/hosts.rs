@@ -130,6 +130,7 @@ pub fn trials() -> Vec<Trial> {
         of_ucx("a_cut_off_host_is_named_by_ranks_and_launchers", cut_off_host),
         of_ucx("the_others_go_on_without_a_cut_off_host", others_go_on),
         of_ucx("a_killed_rank_is_replaced", killed_rank_replaced),
+        of_ucx("a_stopped_rank_is_ended_and_replaced", stopped_rank_replaced),
         of_ucx("the_ranks_of_a_host_are_replaced_twice", host_replaced),
         of_ucx("all_ranks_start_anew_where_none_is_left", all_killed),
         of_ucx("an_outage_of_a_second_is_survived", outage),
@@ -265,6 +266,15 @@ fn killed_rank_replaced(hosts: &Hosts) -> Result<(), Failed> {
     })?;
     says(&said[1], &["rank 3 failed: killed by SIGKILL", "starting it anew (restart 1 of at most 1)"])?;
     says(&said[0], &["rank 3"])
+}
+
+/// The others of its host say that they have gone on without it.
+fn stopped_rank_replaced(hosts: &Hosts) -> Result<(), Failed> {
+    let said = rebuilding(hosts, 29414, "--restarts 1", |nodes| {
+        hosts.perform("run", &["1", "kill", "-STOP", &wait_for_build(nodes, 3, 1)?])?;
+        (0..6).try_for_each(|rank| wait_for_build(nodes, rank, 2).map(drop))
+    })?;
+    says(&said[1], &["rank 3 failed: killed by SIGKILL", "starting it anew (restart 1 of at most 1)"])
 }
 
 fn host_replaced(hosts: &Hosts) -> Result<(), Failed> {

@@ -141,6 +141,18 @@ impl UcxComm {
         }
     }
 
+    /// The first steps of a communicator of survivors.
+    fn begin_again(mut self) -> Result<UcxComm> {
+        // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
+        // SAFETY: nobody else has the communicator yet.
+        unsafe { self.collective(&Call::empty(Operation::Barrier)) }?;
+        self.link.failures = {
+            let worker = self.link.world.worker();
+            self.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
+        };
+        self.join_host()
+    }
+
     /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
     #[cold]
     fn closing(&self, error: Error) -> Error {
@@ -277,16 +289,16 @@ impl Backend for UcxComm {
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        let (shrunk, round) = self.endpoint.shrink()?;
-        let mut shrunk = UcxComm::flat(shrunk, self.link.world.clone());
-        // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
-        // SAFETY: nobody else has the communicator yet.
-        unsafe { shrunk.collective(&Call::empty(Operation::Barrier)) }?;
-        shrunk.link.failures = {
-            let worker = self.link.world.worker();
-            shrunk.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
-        };
-        Ok((Box::new(shrunk.join_host()?), round))
+        let (mut endpoint, mut round) = self.endpoint.shrink()?;
+        loop {
+            let shrunk = UcxComm::flat(endpoint, self.link.world.clone());
+            let channel = shrunk.endpoint.clone();
+            match shrunk.begin_again() {
+                // A rank was lost before all had come: the others go on without it.
+                Err(error) if error.is_fatal() => (endpoint, round) = channel.shrink()?,
+                begun => return Ok((Box::new(begun?), round)),
+            }
+        }
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {
@@ -304,6 +316,8 @@ impl Backend for UcxComm {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        // UCX does not get to know it: over TCP there is nothing to register (ucp_mem_map takes 1 µs for 64 MiB), and elsewhere UCX keeps the
+        // registrations that it makes.
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
     }
