@@ -158,6 +158,8 @@ pub struct Launch {
     hosts: usize,
     /// Hosts with a network, and how many ranks each has.
     network: Option<(&'static NetworkedHosts, Vec<usize>)>,
+    /// On such hosts: the host of each of the last processes, which are no ranks of the job's first communicator.
+    newcomers: Vec<usize>,
     skipped: Vec<usize>,
     plain: bool,
     gpus: bool,
@@ -173,6 +175,7 @@ impl Launch {
             ranks,
             hosts: 1,
             network: None,
+            newcomers: Vec::new(),
             skipped: Vec::new(),
             plain: false,
             gpus: false,
@@ -232,6 +235,18 @@ impl Launch {
         self
     }
 
+    /// More processes, which join when the others ask for new ranks: one on each of these hosts with a network.
+    pub fn with_newcomers(mut self, hosts: Vec<usize>) -> Launch {
+        self.ranks += hosts.len();
+        self.newcomers = hosts;
+        self
+    }
+
+    /// The number of ranks of the job's first communicator.
+    fn first_ranks(&self) -> usize {
+        self.ranks - self.newcomers.len()
+    }
+
     /// An environment variable of every rank.
     pub fn env(mut self, name: &str, value: &str) -> Launch {
         self.env.push((None, name.into(), Some(value.into())));
@@ -284,7 +299,7 @@ impl Launch {
         let silence = told
             .and_then(|(.., value)| value.as_ref()?.parse().ok())
             .map_or(SILENCE, Duration::from_secs_f64);
-        let settings = Settings { ranks: Some(self.ranks as u32), silence, ..Settings::default() };
+        let settings = Settings { ranks: Some(self.first_ranks() as u32), silence, ..Settings::default() };
         let start = |address: &str| {
             Server::start(address, token.clone(), settings).map_err(|error| error.to_string())
         };
@@ -297,6 +312,9 @@ impl Launch {
 
     fn host_of(&self, rank: usize) -> usize {
         let Some((_, sizes)) = &self.network else { return rank * self.hosts / self.ranks };
+        if let Some(newcomer) = rank.checked_sub(self.first_ranks()) {
+            return self.newcomers[newcomer];
+        }
         let last = |host: &usize| sizes[..=*host].iter().sum::<usize>() > rank;
         (0..sizes.len()).find(last).expect("each rank is on a host")
     }
@@ -304,7 +322,8 @@ impl Launch {
     fn place_on_host(&self, command: &mut Command, rank: usize) {
         let host = self.host_of(rank);
         let here: Vec<usize> = (0..self.ranks).filter(|other| self.host_of(*other) == host).collect();
-        command.env("PHALANX_LOCAL_RANK", (rank - here[0]).to_string());
+        let place = here.iter().position(|other| *other == rank).expect("a rank is on its host");
+        command.env("PHALANX_LOCAL_RANK", place.to_string());
         command.env("PHALANX_LOCAL_WORLD_SIZE", here.len().to_string());
         command.env("NCCL_HOSTID", format!("host{host}"));
         if self.gpus {
@@ -356,7 +375,9 @@ impl Launch {
         }
         if !self.plain {
             command.env("PHALANX_BACKEND", host(self.ranks).name());
-            let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
+            let ranks = self.first_ranks();
+            // A newcomer has a number that the launcher knows, whatever it is.
+            let (rank, ranks) = ((rank % ranks).to_string(), ranks.to_string());
             command.env("PHALANX_RANK", &rank).env("PHALANX_LOCAL_RANK", rank);
             command.env("PHALANX_WORLD_SIZE", &ranks).env("PHALANX_LOCAL_WORLD_SIZE", ranks);
             command.env("PHALANX_JOB", job);

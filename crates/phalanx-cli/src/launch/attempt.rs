@@ -27,7 +27,7 @@ pub fn run(
         Ok(started) => started,
         Err(error) => return Outcome::NotStarted(error),
     };
-    let supervisor = Supervisor::new(job, placement, started, events);
+    let supervisor = Supervisor::new(job, placement, started, events, nodes);
     let watch = nodes.map(|nodes| {
         let sender = events.sender();
         nodes.watch(placement.restart, move |notice| {

@@ -50,10 +50,13 @@ impl Restarts {
         self.done.get()
     }
 
-    /// Counts one more, if that is allowed.
-    pub fn take(&self) -> bool {
-        let is_left = self.done() < self.most;
-        self.done.set(self.done() + u32::from(is_left));
-        is_left
+    /// Whether one more is allowed, as far as this node knows.
+    pub fn is_left(&self) -> bool {
+        self.done() < self.most
+    }
+
+    /// Notes that so many were done.
+    pub fn note(&self, done: u32) {
+        self.done.set(done.min(self.most));
     }
 }

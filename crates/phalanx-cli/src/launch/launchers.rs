@@ -82,7 +82,7 @@ fn attempt_with(
     restarts_left: u32,
     events: &Events,
 ) -> Result<(Outcome, bool)> {
-    let placement = match nodes.begin_attempt(restart, job.ranks, events)? {
+    let placement = match nodes.begin_attempt(restart, job, events)? {
         ControlFlow::Continue(placement) => placement,
         ControlFlow::Break(interrupted) => {
             print_end(&interrupted);

@@ -11,7 +11,7 @@ use crate::machine::host_name;
 use anyhow::{Context, Result, ensure};
 use phalanx::internal::store::{Host, Member, Rendezvous, Role, Server, Settings, Store, Token};
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub struct Nodes {
     server: Option<Server>,
     /// In a large job: passes on what this node's ranks ask of the store, in one attempt.
     passing_on: RefCell<Option<Server>>,
+    /// What this node has added to the sum of [`count_able`](Nodes::count_able) in this attempt.
+    able: Cell<i64>,
     timeout: Duration,
     address: StoreAddress,
     node: usize,
@@ -90,7 +92,8 @@ impl Nodes {
         store.exchange("nodes", b"", timeout)?;
         let host = host_name();
         let address = StoreAddress { address, token };
-        Ok(Nodes { store, server, passing_on: RefCell::default(), timeout, address, node, nodes, host })
+        let (passing_on, able) = (RefCell::default(), Cell::new(0));
+        Ok(Nodes { store, server, passing_on, able, timeout, address, node, nodes, host })
     }
 
     /// Agrees with the other launchers on an attempt's id and rank numbers. Breaks with the outcome if a
@@ -98,10 +101,12 @@ impl Nodes {
     pub fn begin_attempt(
         &self,
         restart: u32,
-        ranks: usize,
+        job: &Job,
         events: &Events,
     ) -> Result<ControlFlow<Outcome, Placement>> {
+        let ranks = job.ranks;
         self.passing_on.take();
+        self.able.set(0);
         if let Some(server) = &self.server {
             // The other nodes start no rank of the new epoch before the exchange below.
             server.begin_epoch(restart);
@@ -116,7 +121,12 @@ impl Nodes {
             all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
         let sum = |nodes: &[Begin]| nodes.iter().map(|node| node.ranks).sum::<usize>();
         ensure!(all.len() == self.nodes, "{} of {} nodes answered", all.len(), self.nodes);
-        let store = self.store_for_ranks(restart, ranks, sum(&all))?;
+        // New ranks need connections of their own.
+        let shares = sum(&all) >= shared_from() && ranks > 1 && job.restarts.most == 0;
+        let store = match shares {
+            true => self.store_for_ranks(restart, ranks)?,
+            false => self.address.clone(),
+        };
         Ok(ControlFlow::Continue(Placement {
             job: all[0].job.clone(),
             restart,
@@ -129,12 +139,9 @@ impl Nodes {
         }))
     }
 
-    /// Where this node's ranks find the store: in a large job, at this launcher, which connects them all at once.
-    fn store_for_ranks(&self, restart: u32, ranks: usize, world_size: usize) -> Result<StoreAddress> {
+    /// A store of this launcher, in a large job: it connects this node's ranks to the job's, all at once.
+    fn store_for_ranks(&self, restart: u32, ranks: usize) -> Result<StoreAddress> {
         let StoreAddress { address, token } = self.address.clone();
-        if world_size < shared_from() || ranks < 2 {
-            return Ok(StoreAddress { address, token });
-        }
         let settings = Settings { ranks: u32::try_from(ranks).ok(), ..placement::store_settings()? };
         let (host, encrypted, job) = (Host::Rank(0), settings.encrypted, String::new());
         let rendezvous = Rendezvous { address, token: token.clone(), job, epoch: restart, host, encrypted };
@@ -142,6 +149,21 @@ impl Nodes {
         let address = server.address().to_string();
         self.passing_on.replace(Some(server));
         Ok(StoreAddress { address, token })
+    }
+
+    /// Counts one more restart of a rank, of at most so many on all nodes. `None`: none is left, or the store cannot be asked.
+    pub fn take_restart(&self, most: u32) -> Option<u32> {
+        let done = self.store.add("restarts", 1, ANNOUNCE_TIMEOUT).ok()?;
+        u32::try_from(done).ok().filter(|done| *done <= most)
+    }
+
+    /// Tells the other nodes how many ranks of this one could take in a new one; answers the number on all nodes. `None`: the store
+    /// cannot be asked.
+    pub fn count_able(&self, restart: u32, here: usize) -> Option<usize> {
+        let here = i64::try_from(here).ok()?;
+        let sum =
+            self.store.add(&format!("able {restart}"), here - self.able.replace(here), ANNOUNCE_TIMEOUT);
+        usize::try_from(sum.ok()?).ok()
     }
 
     /// Exchanges a message with the other launchers, however long they take.
@@ -248,6 +270,9 @@ impl Nodes {
             Err(_) if job.keep_going => return (outcome, false),
             Err(error) => return (self.without_the_others(outcome, &error), false),
         };
+        if ends.iter().filter_map(|end| end.notice.as_ref()).any(|notice| notice.starts_over) {
+            return (outcome, true);
+        }
         if job.keep_going
             && matches!(outcome, Outcome::Failed(_))
             && ends.iter().any(|end| end.notice.is_none())

@@ -46,8 +46,8 @@ pub struct LaunchArgs {
     /// The new process has the failed one's number, and PHALANX_REPLACES set to it. Its phalanx::init() joins the
     /// communicator that the others make with Comm::rebuild. If no rank is left that could take it in, or a rank
     /// fails before all have met, all ranks are started again. When no restart is left, the next failure ends the
-    /// others, unless --keep-going is given, too. One machine only.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with_all = ["max_restarts", "node_rank"])]
+    /// others, unless --keep-going is given, too. Several machines count together, and each is given the same number.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = restarts(), allow_negative_numbers = true, conflicts_with = "max_restarts")]
     pub restarts: u32,
 
     /// Start all ranks again when one has failed, at most this many times.

@@ -143,6 +143,8 @@ pub struct Notice {
     pub exit_code: u8,
     /// Whether the job may be started again: only after a rank has failed.
     pub may_restart: bool,
+    /// Whether all ranks are started anew, since none is left that could take in a new one.
+    pub starts_over: bool,
     /// Whether the node's launcher is lost.
     is_loss: bool,
 }
@@ -165,7 +167,8 @@ impl Notice {
         };
         let (host, exit_code) = (host.to_owned(), outcome.exit_code());
         let may_restart = matches!(outcome, Outcome::Failed(_));
-        Some(Notice { node, host, what, last_lines, exit_code, may_restart, is_loss: false })
+        let starts_over = matches!(outcome, Outcome::Failed(failure) if failure.starts_over());
+        Some(Notice { node, host, what, last_lines, exit_code, may_restart, starts_over, is_loss: false })
     }
 
     /// The notice of a node whose launcher is lost, and cannot send its own.
@@ -177,6 +180,7 @@ impl Notice {
             last_lines: Vec::new(),
             exit_code: 1,
             may_restart: false,
+            starts_over: false,
             is_loss: true,
         }
     }

@@ -6,6 +6,7 @@
 use super::events::{Events, LaunchEvent};
 use super::guard::Guard;
 use super::job::Job;
+use super::nodes::Nodes;
 use super::outcome::{End, Failure, Outcome, Then, Witness};
 use super::placement::Placement;
 use super::rank::Rank;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 /// Longest wait, between a failure and the request to end, for the flight records of the other ranks and for the end of the rank at
 /// fault.
 const SETTLING: Duration = Duration::from_secs(2);
+/// Interval between looks whether ranks of other nodes are left that could take in new ones.
+const LOOK: Duration = Duration::from_secs(1);
 /// Interval between checks whether the last output has been passed on.
 const OUTPUT_POLL: Duration = Duration::from_millis(2);
 
@@ -63,6 +66,10 @@ pub struct Supervisor<'a> {
     replaced: Vec<Rank>,
     guard: Guard,
     events: &'a Events,
+    /// The other launchers, if there are any.
+    nodes: Option<&'a Nodes>,
+    /// The ranks of all nodes that could take in a new one, where that matters.
+    able: usize,
     phase: Phase,
     /// The first failure, if ranks go on after failures.
     first_failure: Option<Failure>,
@@ -74,6 +81,7 @@ impl<'a> Supervisor<'a> {
         placement: &'a Placement,
         Started { ranks, guard }: Started,
         events: &'a Events,
+        nodes: Option<&'a Nodes>,
     ) -> Supervisor<'a> {
         let started = Instant::now();
         // A timeout too long for the clock is none.
@@ -88,6 +96,8 @@ impl<'a> Supervisor<'a> {
             replaced,
             guard,
             events,
+            nodes,
+            able: 0,
             phase,
             first_failure: None,
         }
@@ -98,6 +108,7 @@ impl<'a> Supervisor<'a> {
     /// Calls `ending` with the reason as soon as the ranks are made to end before their time. It may return
     /// another outcome, which replaces that reason.
     pub fn run(mut self, mut ending: impl FnMut(&Outcome) -> Option<Outcome>) -> Outcome {
+        self.count_able();
         while self.ranks.iter().any(Rank::is_running) {
             let was_ending = self.is_ending();
             match self.next_event() {
@@ -130,6 +141,7 @@ impl<'a> Supervisor<'a> {
                 *outcome = replacement;
             }
         }
+        self.count_able();
         self.conclude()
     }
 
@@ -203,7 +215,10 @@ impl<'a> Supervisor<'a> {
     /// The next event, or `None` when the next deadline has passed.
     fn next_event(&self) -> Option<LaunchEvent> {
         let deadline = match &self.phase {
-            Phase::Running => self.ranks.iter().filter_map(Rank::kill_at).chain(self.deadline).min(),
+            Phase::Running => {
+                let look = self.nodes.filter(|_| self.has_lonely_newcomers()).map(|_| Instant::now() + LOOK);
+                self.ranks.iter().filter_map(Rank::kill_at).chain(self.deadline).chain(look).min()
+            }
             Phase::Settling { until, .. } => Some(*until),
             Phase::Ending { kill_at, .. } => *kill_at,
         };
@@ -224,9 +239,10 @@ impl<'a> Supervisor<'a> {
         if !matches!(self.phase, Phase::Running) {
             return;
         }
+        self.count_able();
         if status.success() && !(self.ranks[index].is_left_out() && self.job.restarts.most > 0) {
             self.end_newcomers();
-        } else if self.job.restarts.most > self.job.restarts.done() {
+        } else if self.take_restart() {
             self.restart(index);
         } else if self.job.keep_going && self.has_enough_ranks() {
             self.go_on(index, Then::GoOn);
@@ -249,12 +265,37 @@ impl<'a> Supervisor<'a> {
         self.first_failure.get_or_insert(failure);
     }
 
+    /// Counts the ranks of all nodes that could take in a new one. Those of this node matter to the others at once.
+    fn count_able(&mut self) {
+        if self.job.restarts.most == 0 {
+            return;
+        }
+        let here = self.ranks.iter().filter(|rank| rank.can_take_in_others()).count();
+        self.able = match self.nodes {
+            None => here,
+            // Without the store no new rank finds the others.
+            Some(nodes) => nodes.count_able(self.placement.restart, here).unwrap_or(0),
+        };
+    }
+
+    /// Counts one more restart, if one is left.
+    fn take_restart(&self) -> bool {
+        let restarts = &self.job.restarts;
+        if !restarts.is_left() {
+            return false;
+        }
+        let done = match self.nodes {
+            None => Some(restarts.done() + 1),
+            Some(nodes) => nodes.take_restart(restarts.most),
+        };
+        restarts.note(done.unwrap_or(restarts.most));
+        done.is_some()
+    }
+
     /// Starts a new process in the place of a rank that has failed; or all ranks, if there is none that could take it in.
     fn restart(&mut self, index: usize) {
-        let restarts = &self.job.restarts;
-        restarts.take();
-        let (restart, most) = (restarts.done(), restarts.most);
-        if self.ranks[index].is_missing_at_start() || !self.ranks.iter().any(Rank::can_take_in_others) {
+        let (restart, most) = (self.job.restarts.done(), self.job.restarts.most);
+        if self.ranks[index].is_missing_at_start() || self.able == 0 {
             let failure = self.failure(index, Then::StartOver { restart, most });
             return self.end_ranks(Outcome::Failed(failure));
         }
@@ -276,10 +317,15 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// Whether the ranks that run are new ones, all of which wait for others.
+    fn has_lonely_newcomers(&self) -> bool {
+        let is_running = self.ranks.iter().any(Rank::is_running);
+        is_running && self.job.restarts.done() > 0 && !self.ranks.iter().any(Rank::can_take_in_others)
+    }
+
     /// The others have ended well: ends newcomers, if these are left alone.
     fn end_newcomers(&mut self) {
-        let is_running = self.ranks.iter().any(Rank::is_running);
-        if is_running && self.job.restarts.done() > 0 && !self.ranks.iter().any(Rank::can_take_in_others) {
+        if self.has_lonely_newcomers() && self.able == 0 {
             say(
                 "phalanx launch: the others have ended well, and no rank is left that a new one could join: ending the new ones",
             );
@@ -302,8 +348,11 @@ impl<'a> Supervisor<'a> {
             }
         }
         let index = report.rank.checked_sub(self.placement.first);
-        if let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) {
-            rank.note(report, from);
+        let Some(rank) = index.and_then(|index| self.ranks.get_mut(index)) else { return };
+        let was_able = rank.can_take_in_others();
+        rank.note(report, from);
+        if rank.can_take_in_others() != was_able {
+            self.count_able();
         }
     }
 
@@ -317,7 +366,7 @@ impl<'a> Supervisor<'a> {
                 continue;
             }
             rank.leave_out((restarts.most > 0).then(|| Instant::now() + SETTLING));
-            if rank.status.is_some_and(|status| status.success()) && restarts.most > restarts.done() {
+            if rank.status.is_some_and(|status| status.success()) && self.take_restart() {
                 self.restart(index);
             }
         }
@@ -454,8 +503,11 @@ impl<'a> Supervisor<'a> {
             Phase::Running if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) => {
                 self.end_ranks(timed_out)
             }
-            // `end_left_out` does it.
-            Phase::Running => {}
+            // The ranks of other nodes may have ended; `end_left_out` does the rest.
+            Phase::Running => {
+                self.count_able();
+                self.end_newcomers();
+            }
             // `settle` ends it.
             Phase::Settling { .. } => {}
             Phase::Ending { outcome, kill_at } => {

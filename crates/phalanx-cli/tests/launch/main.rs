@@ -504,7 +504,6 @@ fn a_timeout_holds_for_ranks_that_go_on_after_a_signal() {
 fn options_that_do_not_go_together_are_refused() {
     for options in [
         "--restarts 1 --max-restarts 1",
-        "--restarts 1 --nnodes 2 --node-rank 0 --store 127.0.0.1:1 --token-file /nowhere",
         "--keep-going --max-restarts 1",
         "--min-ranks 2",
         "--keep-going --min-ranks 3",

@@ -3,7 +3,7 @@
 use super::common::phalanx;
 use super::loopback::token_file;
 use super::node::Node;
-use super::rank::PART;
+use super::rank::{END, PART};
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::{suite, ucx};
 use std::ffi::OsStr;
@@ -129,6 +129,10 @@ pub fn trials() -> Vec<Trial> {
         of_ucx("a_killed_rank_is_named_by_ranks_and_launchers", killed_rank),
         of_ucx("a_cut_off_host_is_named_by_ranks_and_launchers", cut_off_host),
         of_ucx("the_others_go_on_without_a_cut_off_host", others_go_on),
+        of_ucx("a_killed_rank_is_replaced", killed_rank_replaced),
+        of_ucx("a_stopped_rank_is_ended_and_replaced", stopped_rank_replaced),
+        of_ucx("the_ranks_of_a_host_are_replaced_twice", host_replaced),
+        of_ucx("all_ranks_start_anew_where_none_is_left", all_killed),
         of_ucx("an_outage_of_a_second_is_survived", outage),
         of_ucx("a_host_without_the_library_is_told_how_to_get_it", without_library),
         of_ucx("an_interface_that_is_not_there_is_named", wrong_interface),
@@ -208,6 +212,110 @@ fn cut_off_host(hosts: &Hosts) -> Result<(), Failed> {
 fn others_go_on(hosts: &Hosts) -> Result<(), Failed> {
     let nodes = hosts.launch(29404, "loop, and shrink", "--keep-going", &[])?;
     the_others_say(hosts, nodes, "4 go on with the sum 4")
+}
+
+/// Starts ranks that replace lost ones, and ends their loop when the test has had its way with them.
+fn rebuilding(
+    hosts: &Hosts,
+    port: u16,
+    options: &str,
+    test: impl FnOnce(&[Node; 3]) -> Result<(), Failed>,
+) -> Result<[String; 3], Failed> {
+    let end = hosts.state.join(format!("end-{port}"));
+    let end = end.to_str().ok_or("a path that is text")?;
+    let nodes = hosts.launch(port, "loop, and rebuild", options, &[(END, end)])?;
+    for rank in 0..6 {
+        wait_for_build(&nodes, rank, 1)?;
+    }
+    test(&nodes)?;
+    std::fs::write(end, "")?;
+    let [first, second, third] = nodes.map(Node::end);
+    let ended = [first?, second?, third?];
+    match ended.iter().find(|(code, said)| *code != Some(0) || !said.contains("the loop has ended")) {
+        None => Ok(ended.map(|(_, said)| said)),
+        Some((code, said)) => Err(format!("{code:?}: {said}").into()),
+    }
+}
+
+/// The lines of a rank with its communicators.
+fn builds(nodes: &[Node; 3], rank: usize) -> Vec<String> {
+    let (said, prefix) = (nodes[rank / 2].said(), format!("[{rank}] 6 ranks on 3 hosts, process "));
+    said.lines().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect()
+}
+
+/// Waits until a rank has had so many communicators; answers its process.
+fn wait_for_build(nodes: &[Node; 3], rank: usize, count: usize) -> Result<String, Failed> {
+    let started = Instant::now();
+    loop {
+        let mut builds = builds(nodes, rank);
+        if builds.len() >= count {
+            return Ok(builds.swap_remove(builds.len() - 1));
+        }
+        if started.elapsed() > super::common::TIMEOUT {
+            let said = nodes.each_ref().map(Node::said).join("\n--\n");
+            return Err(format!("rank {rank} is not in communicator {count}:\n{said}").into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn killed_rank_replaced(hosts: &Hosts) -> Result<(), Failed> {
+    let said = rebuilding(hosts, 29411, "--restarts 1", |nodes| {
+        hosts.perform("run", &["1", "kill", "-9", &wait_for_build(nodes, 3, 1)?])?;
+        (0..6).try_for_each(|rank| wait_for_build(nodes, rank, 2).map(drop))
+    })?;
+    says(&said[1], &["rank 3 failed: killed by SIGKILL", "starting it anew (restart 1 of at most 1)"])?;
+    says(&said[0], &["rank 3"])
+}
+
+/// The others of its host say that they have gone on without it.
+fn stopped_rank_replaced(hosts: &Hosts) -> Result<(), Failed> {
+    let said = rebuilding(hosts, 29414, "--restarts 1", |nodes| {
+        hosts.perform("run", &["1", "kill", "-STOP", &wait_for_build(nodes, 3, 1)?])?;
+        (0..6).try_for_each(|rank| wait_for_build(nodes, rank, 2).map(drop))
+    })?;
+    says(&said[1], &["rank 3 failed: killed by SIGKILL", "starting it anew (restart 1 of at most 1)"])
+}
+
+fn host_replaced(hosts: &Hosts) -> Result<(), Failed> {
+    let said = rebuilding(hosts, 29412, "--restarts 4", |nodes| {
+        for _ in 0..2 {
+            let counts: Vec<usize> = (0..6).map(|rank| builds(nodes, rank).len()).collect();
+            let processes = [2, 3].map(|rank| wait_for_build(nodes, rank, counts[rank]));
+            let [first, second] = processes;
+            hosts.perform("run", &["1", "kill", "-9", &first?, &second?])?;
+            // The new ranks have said so only once, and may have been there before the others.
+            for (rank, count) in counts.into_iter().enumerate() {
+                wait_for_build(nodes, rank, count + 1)?;
+            }
+        }
+        Ok(())
+    })?;
+    says(&said[1], &["rank 2 failed", "rank 3 failed", "(restart 4 of at most 4)"])
+}
+
+/// The last ranks that could take in new ones are killed with all others.
+fn all_killed(hosts: &Hosts) -> Result<(), Failed> {
+    let said = rebuilding(hosts, 29413, "--restarts 12", |nodes| {
+        let processes: Result<Vec<String>, Failed> =
+            (0..6).map(|rank| wait_for_build(nodes, rank, 1)).collect();
+        let processes = processes?;
+        let script =
+            |host: usize| ["kill", "-9", &processes[2 * host], &processes[2 * host + 1]].map(str::to_owned);
+        let kills = [0, 1, 2].map(|host| {
+            let words = script(host);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            hosts.command("run", &[&[["0", "1", "2"][host]], &words[..]].concat()).spawn()
+        });
+        for kill in kills {
+            kill?.wait()?;
+        }
+        (0..6).try_for_each(|rank| wait_for_build(nodes, rank, 2).map(drop))
+    })?;
+    match said.iter().any(|said| said.contains("no rank can take in a new one: starting all anew")) {
+        true => Ok(()),
+        false => Err(said.join("\n--\n").into()),
+    }
 }
 
 fn outage(hosts: &Hosts) -> Result<(), Failed> {

@@ -18,6 +18,8 @@ pub const SILENCE: &str = "NODES_TEST_SILENCE";
 const PLACE: &str = "NODES_TEST_PLACE";
 /// For the role `identified`: rank and file of the id, see [`identified_command`].
 const ID: &str = "NODES_TEST_ID";
+/// For the role `loop, and rebuild`: the file whose presence ends the loop.
+pub const END: &str = "NODES_TEST_END";
 /// For the role `checkpoint`: the file.
 pub const CHECKPOINT: &str = "NODES_TEST_CHECKPOINT";
 /// The timeout of successful tests: longer than any of their waits.
@@ -68,6 +70,7 @@ pub fn serve() -> Option<ExitCode> {
         "loop" => run_loop(None, false),
         "loop for 6 s" => run_loop(Some(Duration::from_secs(6)), false),
         "loop, and shrink" => run_loop(None, true),
+        "loop, and rebuild" => rebuild_loop(),
         "checkpoint" => work_from_checkpoint(),
         "member" => member(),
         part => panic!("there is no part {part}"),
@@ -124,6 +127,41 @@ fn run_loop(limit: Option<Duration>, shrinks: bool) {
     match shrunk {
         Ok(shrunk) => println!("{} go on with the sum {}", shrunk.world_size(), sum[0]),
         Err(error) => println!("shrink: {error}"),
+    }
+}
+
+/// A rank that works with the others until there is the file of [`END`]. Lost ranks are replaced.
+fn rebuild_loop() {
+    let end = std::env::var(END).unwrap();
+    let mut comm = phalanx::Comm::builder().timeout(TIMEOUT).init().unwrap();
+    loop {
+        say(&format!(
+            "{} ranks on {} hosts, process {}",
+            comm.world_size(),
+            comm.host_topology().num_hosts(),
+            std::process::id()
+        ));
+        let error = loop {
+            let mut sums = vec![1u32; 50_000];
+            // The last says whether a rank has seen the file.
+            sums[49_999] = u32::from(comm.rank() == 0 && Path::new(&end).exists());
+            if let Err(error) = comm.all_reduce_in_place(&mut sums, phalanx::ReduceOp::Sum) {
+                break error;
+            }
+            assert!(sums[..49_999].iter().all(|sum| *sum as usize == comm.world_size()));
+            if sums[49_999] == 1 {
+                comm.finalize().unwrap();
+                return say("the loop has ended");
+            }
+        };
+        say(&format!("error: {error}"));
+        comm = match comm.rebuild() {
+            Ok(comm) => comm,
+            Err(error) => {
+                say(&format!("rebuild: {error}"));
+                std::process::exit(1);
+            }
+        };
     }
 }
 

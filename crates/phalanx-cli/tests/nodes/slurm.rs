@@ -31,6 +31,7 @@ pub fn trials() -> Vec<Trial> {
         trial("unlike_numbers_of_ranks", |slurm| with_mpi(slurm, "pmi2", 4)),
         trial("a_killed_rank_ends_the_step", killed_rank),
         trial("launchers_in_a_step_meet", launchers),
+        of_ucx("a_step_without_a_token_makes_one", without_token),
         of_ucx("a_step_with_a_store_needs_no_mpi", with_store),
         of_ucx("scancel_leaves_nothing_behind", cancelled),
         of_ucx("the_time_limit_leaves_nothing_behind", time_limit),
@@ -109,8 +110,11 @@ fn one_host(slurm: &Slurm) -> Result<(), Failed> {
     says(&slurm.srun("-N 1 -n 2 --mpi=none")?.1, "sum 3 on 1 host", 2)
 }
 
+/// Where MUNGE's programs are not found.
 fn without_mpi(slurm: &Slurm) -> Result<(), Failed> {
-    let said = slurm.srun("-N 2 -n 2 --mpi=none")?.1;
+    let program = std::env::current_exe()?;
+    let script = format!("PATH=/nowhere exec {}", program.display());
+    let said = slurm.step("-N 2 -n 2 --mpi=none", &["/bin/sh", "-c", &script])?.1;
     says(&said, "srun started 2 ranks on several hosts (h[0-1]) without an MPI", 2)?;
     says(&said, "srun --mpi=pmi2 PROGRAM", 2)
 }
@@ -158,6 +162,16 @@ fn wait_until(
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
+}
+
+/// `srun` alone: rank 0 makes a token, which MUNGE hands to the others; also at a store that the user names.
+fn without_token(slurm: &Slurm) -> Result<(), Failed> {
+    let (code, said) = slurm.srun("-N 3 -n 6 --mpi=none")?;
+    says(&said, "sum 21 on 3 host", 6)?;
+    let script = format!("PHALANX_STORE=h1:29426 exec {}", std::env::current_exe()?.display());
+    let (_, named) = slurm.step("-N 2 -n 3 -w h1,h2 --mpi=none", &["/bin/sh", "-c", &script])?;
+    says(&named, "sum 6 on 2 host", 3)?;
+    if code == Some(0) { Ok(()) } else { Err(format!("{code:?}: {said}").into()) }
 }
 
 /// Unlike numbers of ranks: three on the first two hosts.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("hosts/rank", |comm, args| work(&comm, args)),
     Scenario::rank("hosts/agreeing", |comm, args| agree(&comm, args)),
+    Scenario::process("hosts/rejoining", rejoin),
 ];
 
 /// How long a rank may be silent.
@@ -22,6 +23,8 @@ const SILENCE: Duration = Duration::from_secs(3);
 const NAMED: Duration = Duration::from_secs(9);
 /// A world that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Set for processes that join the others.
+const NEWCOMER: &str = "TESTKIT_NEWCOMER";
 /// How long ranks work that nothing ends.
 const WORK: Duration = Duration::from_secs(3);
 
@@ -35,10 +38,12 @@ enum Way {
     Cut,
     Outage,
     Slow,
+    /// Two ranks are killed, the second perhaps while the first is replaced.
+    Rejoin,
 }
 
 impl Way {
-    const ALL: [(Way, &'static str); 7] = [
+    const ALL: [(Way, &'static str); 8] = [
         (Way::KillRank, "kill_rank"),
         (Way::KillHost, "kill_host"),
         (Way::KillAmidAgreements, "kill_amid_agreements"),
@@ -46,6 +51,7 @@ impl Way {
         (Way::Cut, "cut"),
         (Way::Outage, "outage"),
         (Way::Slow, "slow"),
+        (Way::Rejoin, "rejoin"),
     ];
 
     /// Whether the ranks go on as if nothing had been.
@@ -73,6 +79,10 @@ struct Plan {
     delay: Duration,
     /// A third of the silence at most: TCP may wait as long again after it.
     outage: Duration,
+    /// The second rank that is killed, and how long after the first.
+    second: (usize, Duration),
+    /// The hosts on which new ranks come.
+    newcomers: [usize; 2],
 }
 
 pub fn cases() -> Vec<Case> {
@@ -89,14 +99,22 @@ impl Plan {
         let sizes = [0; HOSTS].map(|_| 1 + random.below(2));
         let host = random.below(HOSTS);
         let first: usize = sizes[..host].iter().sum();
+        let rank = first + random.below(sizes[host]);
+        let ranks: usize = sizes.iter().sum();
+        let other = (rank + 1 + random.below(ranks - 1)) % ranks;
         Plan {
             way,
             sizes,
             elements: [1, 1000, 100_000][random.below(3)],
             host,
-            rank: first + random.below(sizes[host]),
+            rank,
             delay: Duration::from_millis(random.below(300) as u64),
             outage: Duration::from_millis(200 + random.below(800) as u64),
+            second: (
+                other,
+                Duration::from_millis([0, random.below(40), random.below(400)][random.below(3)] as u64),
+            ),
+            newcomers: [random.below(HOSTS), random.below(HOSTS)],
         }
     }
 
@@ -109,6 +127,7 @@ impl Plan {
         let first: usize = self.sizes[..self.host].iter().sum();
         match self.way {
             Way::KillRank | Way::KillAmidAgreements => vec![self.rank],
+            Way::Rejoin => vec![self.rank, self.second.0],
             Way::KillHost | Way::Cut | Way::CutAmidAgreements => {
                 (first..first + self.sizes[self.host]).collect()
             }
@@ -119,8 +138,21 @@ impl Plan {
     fn run(&self) -> Result<(), String> {
         let hosts = NetworkedHosts::get()?;
         let victims: Vec<String> = self.victims().iter().map(ToString::to_string).collect();
-        let scenario = if self.way.is_amid_agreements() { "hosts/agreeing" } else { "hosts/rank" };
+        let scenario = match self.way {
+            Way::Rejoin => "hosts/rejoining",
+            way if way.is_amid_agreements() => "hosts/agreeing",
+            _ => "hosts/rank",
+        };
         let launch = Launch::new(scenario, self.ranks()).on_network(hosts, self.sizes.to_vec());
+        let launch = match self.way {
+            Way::Rejoin => {
+                let launch = launch.with_newcomers(self.newcomers.to_vec());
+                [0, 1].into_iter().fold(launch, |launch, newcomer| {
+                    launch.env_of(self.ranks() + newcomer, NEWCOMER, Some("1"))
+                })
+            }
+            _ => launch,
+        };
         let launch = launch.env("PHALANX_BACKEND", "ucx").deadline(PATIENCE).env("PHALANX_CORES", "1");
         let launch = launch.env("PHALANX_HEARTBEAT_TIMEOUT", &SILENCE.as_secs().to_string());
         let mut world = launch.arg(self.elements).arg(victims.join(",")).arg(self.host).start()?;
@@ -145,6 +177,11 @@ impl Plan {
         let host = self.host.to_string();
         match self.way {
             Way::KillRank | Way::KillAmidAgreements => world.inject(self.rank, Fault::Kill)?,
+            Way::Rejoin => {
+                world.inject(self.rank, Fault::Kill)?;
+                std::thread::sleep(self.second.1);
+                world.inject(self.second.0, Fault::Kill)?;
+            }
             Way::KillHost => {
                 hosts.perform("cut", &[&host])?;
                 // It ends those with which the script came there, too.
@@ -178,7 +215,7 @@ impl Plan {
     fn heal(&self, hosts: &NetworkedHosts) -> Result<(), String> {
         let host = self.host.to_string();
         match self.way {
-            Way::KillRank | Way::KillAmidAgreements => Ok(()),
+            Way::KillRank | Way::KillAmidAgreements | Way::Rejoin => Ok(()),
             Way::KillHost | Way::Cut | Way::CutAmidAgreements | Way::Outage => {
                 hosts.perform("join", &[&host])
             }
@@ -273,4 +310,41 @@ fn agree(comm: &Comm, args: &[String]) -> Outcome {
     }
     survivors.finalize().map_err(text)?;
     Ok(answers)
+}
+
+/// A rank that works until both victims are replaced, or one that replaces a victim; answers how many ranks there are in the end.
+fn rejoin(args: &[String]) -> Outcome {
+    let victims: Vec<usize> = args[1].split(',').filter_map(|rank| rank.parse().ok()).collect();
+    let text = |error: Error| error.to_string();
+    let is_new = std::env::var_os(NEWCOMER).is_some();
+    let mut comm = if is_new { phalanx::join() } else { phalanx::init() }.map_err(text)?;
+    let ranks: usize =
+        std::env::var("PHALANX_WORLD_SIZE").ok().and_then(|size| size.parse().ok()).ok_or("no size")?;
+    let is_victim = !is_new && victims.contains(&comm.rank());
+    let mut is_first = true;
+    // Rounds in which no victim was there.
+    let mut without = 0;
+    while without < 20 {
+        let mut data = vec![1u32; args[0].parse().map_err(|_| "no number")?];
+        let mut left = [u32::from(is_victim)];
+        let both = comm.all_reduce_in_place(&mut data, ReduceOp::Sum);
+        match both.and_then(|()| comm.all_reduce_in_place(&mut left, ReduceOp::Sum)) {
+            Ok(()) if data.iter().any(|sum| *sum as usize != ranks) => {
+                return Err(format!("a wrong sum: {:?}", data.iter().max()));
+            }
+            Ok(()) => without += u32::from(left == [0]),
+            Err(error) if error.is_fatal() => {
+                comm = comm.rebuild().map_err(|error| format!("rebuild: {error}"))?;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+        if std::mem::take(&mut is_first) && !is_new {
+            phase("together");
+        }
+    }
+    phase("named");
+    let topology = comm.host_topology();
+    let report = format!("{} ranks, {topology}", comm.world_size());
+    comm.finalize().map_err(text)?;
+    Ok(report)
 }

@@ -26,7 +26,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("leaves", leaves),
     Scenario::rank("aborts", aborts),
     Scenario::process("refused", refused),
+    Scenario::process("grows", grows),
 ];
+
+/// Set for a process that joins the others.
+const NEWCOMER: &str = "GPU_TEST_NEWCOMER";
 
 /// By when a loss is known to all: 2 s, and 1 s for a machine that has other things to do.
 pub const LIMIT: Duration = Duration::from_secs(3);
@@ -45,6 +49,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("hosts/torchrun", move || torchrun(gpus, hosts)),
         Trial::test("hosts/killed_with_the_store", move || lost_with_the_store(gpus, hosts)),
         Trial::test("hosts/missing_at_init", move || missing(gpus, hosts)),
+        Trial::test("hosts/grows", move || grow(gpus, hosts)),
         Trial::test("hosts/late", move || one_error(gpus, hosts, "late", "timeout after")),
         Trial::test("hosts/differs", move || one_error(gpus, hosts, "differs", "rank 0 called all_reduce")),
         Trial::test("hosts/leaves", move || one_error(gpus, hosts, "leaves", "it left the communicator")),
@@ -80,6 +85,31 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 fn on_hosts(name: &str, gpus: usize, hosts: usize) -> Launch {
     let scenario = SCENARIOS.iter().find(|scenario| scenario.name == name).expect("it is above");
     launch(*scenario, gpus, "").on_hosts(hosts)
+}
+
+/// All but one begin, and take the last one in.
+fn grow(gpus: usize, hosts: usize) -> Result<(), Failed> {
+    let launch = on_hosts("grows", gpus - 1, hosts).with_newcomers(vec![hosts - 1]);
+    Ok(launch.env_of(gpus - 1, NEWCOMER, Some("1")).reports().map(drop)?)
+}
+
+fn grows(_: &[String]) -> Outcome {
+    let comm = match std::env::var_os(NEWCOMER) {
+        Some(_) => must("join", phalanx::join())?,
+        None => {
+            let comm = must("init", phalanx::init())?;
+            must("barrier", comm.barrier())?;
+            must("grow", comm.grow(1))?
+        }
+    };
+    let (ranks, topology) = (comm.world_size(), comm.host_topology());
+    assert_eq!((comm.backend(), topology.num_hosts() > 1), (BACKEND, true));
+    let mut buffer = upload(&comm, &values::<f32>(comm.rank(), 1000))?;
+    must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+    let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
+    expect("the sum", &download(&comm, &buffer)?, sum)?;
+    must("finalize", comm.finalize())?;
+    done()
 }
 
 fn perform(scenarios: &[Scenario], name: &str, gpus: usize, hosts: usize) -> Result<(), Failed> {

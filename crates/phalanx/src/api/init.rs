@@ -24,7 +24,7 @@ pub fn init() -> Result<Comm> {
 ///
 /// The process needs the variables of the job, as the launcher gave them to a rank of it (under `phalanx launch` that is
 /// `PHALANX_JOB`, `PHALANX_RANK` and `PHALANX_WORLD_SIZE`); the value of the rank does not matter: the job assigns a new one.
-/// Waits with the usual deadline until the job asks for joiners.
+/// On several hosts these include the address and the token of the job's store. Waits with the usual deadline until the job asks for joiners.
 ///
 /// # Errors
 /// [`Error::Bootstrap`](crate::Error::Bootstrap): no rank asks for joiners, or enough have joined already.

@@ -203,10 +203,10 @@ impl Comm {
     ///
     /// Collective, with the same number on every rank. It waits for the joiners, up to the [deadline](Comm::timeout); if
     /// they do not come, the error names those that are missing, and this communicator works on, as it does if
-    /// all have come. The ranks are processes of one host.
+    /// all have come. The ranks are processes; on several hosts, on UCX or NCCL, with a store that the joiners reach, too.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks;
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks on one host, or 4,096;
     /// [`Error::Unsupported`](crate::Error::Unsupported) for threads, a world of one, and MPI.
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
         self.requests.wait_for_collectives();

@@ -5,6 +5,7 @@ use super::heap::{Arena, HeapBlock, HeapPlace};
 use super::layout::Layout;
 use super::liveness::STOPPED;
 use super::relay::Relay;
+use super::relay::growth::{Growing, Met};
 use super::segment::{GRAIN, SAME_MEMORY, Segment, SegmentId, place};
 pub(crate) use super::segment::{Location, Mapped};
 use crate::contract::hosts::HostTopology;
@@ -12,7 +13,7 @@ use crate::os::sync::{AtomicU32, AtomicU64, Ordering, lock};
 use crate::os::{Mapping, Process, SharedFile};
 use crate::rendezvous::store::Store;
 use crate::types::MAX_HOST_RANKS;
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, Result, UnsupportedError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -103,6 +104,33 @@ impl World {
             Kind::Hosts(_) => Layout::without_data(ranks),
             Kind::Threads(_) | Kind::Processes(_) => Layout::new(ranks),
         }
+    }
+
+    /// The ranks as those of several hosts, or an error: they grow over the job's store.
+    fn on_hosts(&self) -> Result<&Relay> {
+        match &self.kind {
+            Kind::Hosts(relay) => Ok(relay),
+            Kind::Threads(_) | Kind::Processes(_) => Err(Error::from(UnsupportedError {
+                what: "grow".into(),
+                why: "the ranks are threads of one process".into(),
+                remedy: "start them as processes, with `phalanx launch`".into(),
+            })),
+        }
+    }
+
+    /// An error if so many of its ranks, on several hosts, cannot take in so many others.
+    pub fn check_growth(&self, ranks: usize, joiners: usize) -> Result<()> {
+        self.on_hosts()?.check_growth(ranks, joiners)
+    }
+
+    /// Meets the other members of a communicator that grows, and the new ranks.
+    pub fn meet_joiners(&self, growing: &Growing, timeout: Duration) -> Result<Met> {
+        self.on_hosts()?.meet_joiners(growing, timeout)
+    }
+
+    /// Waits until all ranks of this world, of a communicator that has grown, have it.
+    pub fn settle_growth(&self, timeout: Duration) -> Result<()> {
+        self.on_hosts()?.settle_growth(timeout)
     }
 
     /// Where the ranks of the world are; `None` if all are on this host.

@@ -3,5 +3,6 @@
 
 pub(crate) mod environment;
 pub(crate) mod gpus;
+pub(crate) mod munge;
 pub mod store;
 pub(crate) mod unique_id;

@@ -2,20 +2,22 @@
 
 use super::gpus::on_gpu;
 use super::mpi::join_mpi;
-use super::processes::{introduction, meet, on_one_host};
+use super::processes::{introduction, meet_while, on_one_host};
 use super::{NewComm, Settings, agreement, job_store};
 use crate::backend::host::HostComm;
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
-use crate::backend::ucx::{Here, UcxComm, UcxWorld};
-use crate::contract::BackendKind;
+use crate::backend::ucx::{Here, MeetHere, Meeting, UcxComm};
 use crate::contract::hosts::HostTopology;
+use crate::contract::{Backend, BackendKind};
 use crate::control::endpoint::Endpoint;
 use crate::control::host_channel::HostChannel;
+use crate::control::relay::growth::Met;
 use crate::rendezvous::environment::{Environment, Launcher, Place};
 use crate::rendezvous::store::Store;
 use crate::rendezvous::store::address::Listeners;
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Creates the communicator of ranks that, by their launcher, are on several hosts.
 pub(super) fn on_hosts(
@@ -78,39 +80,70 @@ pub(super) fn across_hosts(
 
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
 fn over_ucx(store: Store, topology: HostTopology, place: Place, settings: &Settings) -> Result<NewComm> {
-    let here = || ranks_here(&topology, &place, settings);
-    let ucx = UcxWorld::meet(&store, place.rank, &topology, here, settings.timeout)?;
-    let endpoint = Endpoint::over(store, place.rank, topology, settings.timeout)?;
-    if let Some(world) = ucx.world_here() {
-        endpoint.world.set_here(world);
-    }
-    Ok(NewComm::new(Arc::new(UcxComm::create(endpoint, ucx)?), place.job))
+    let job = place.job.clone();
+    let comm = UcxComm::over_store(
+        store,
+        topology,
+        (meet_here(place), ""),
+        settings.reproducible,
+        settings.timeout,
+    )?;
+    Ok(NewComm::new(Arc::new(comm), job))
+}
+
+/// The communicator of a new rank that has met the members and the other new ranks.
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+pub(super) fn grown_on_hosts(
+    met: Met,
+    place: Place,
+    timeout: Duration,
+    settings: &Settings,
+) -> Result<Arc<dyn Backend>> {
+    let comm = UcxComm::grown(met, meet_here(place), timeout)?;
+    comm.set_timeout(settings.timeout);
+    Ok(Arc::new(comm))
+}
+
+#[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+fn meet_here(place: Place) -> MeetHere {
+    Arc::new(move |meeting| ranks_here(meeting, &place))
 }
 
 /// The hosts, where ranks share them; those of this host meet, and have a communicator of the host backend. On a single host UCX carries
 /// everything: who asks for that wants UCX.
 #[cfg(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
-fn ranks_here(topology: &HostTopology, place: &Place, settings: &Settings) -> Result<Option<Here>> {
+fn ranks_here(meeting: &Meeting<'_>, place: &Place) -> Result<Option<Here>> {
+    let topology = meeting.topology;
     let hosts = topology.num_hosts();
     if hosts == 1 || hosts == topology.world_size() {
         return Ok(None);
     }
-    let ranks = topology.ranks_of(topology.host_of(place.rank)).to_vec();
-    let rank = ranks.iter().position(|rank| *rank == place.rank).expect("a rank is on its host");
-    let meeting = format!("{} of the host of rank {}", place.meeting, ranks[0]);
-    let place = Place { rank, world_size: ranks.len(), meeting, one_host: true, ..place.clone() };
+    let ranks = topology.ranks_of(topology.host_of(meeting.rank)).to_vec();
+    let rank = ranks.iter().position(|rank| *rank == meeting.rank).expect("a rank is on its host");
+    let name = format!("{} {} of the host of rank {}", place.meeting, meeting.name, ranks[0]);
+    let place = Place { rank, world_size: ranks.len(), meeting: name, one_host: true, ..place.clone() };
     let channel = match ranks.len() {
         1 => None,
-        _ => Some(Box::new(meet(&place, &[], settings.timeout)?.0) as Box<dyn HostChannel>),
+        _ => Some(Box::new(meet_while(&place, meeting.timeout, meeting.check)?) as Box<dyn HostChannel>),
     };
-    Ok(Some(Here { topology: topology.clone(), ranks, channel, reproducible: settings.reproducible }))
+    Ok(Some(Here { topology: topology.clone(), ranks, channel }))
 }
 
 #[cfg(not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little")))]
 fn over_ucx(_: Store, _: HostTopology, _: Place, _: &Settings) -> Result<NewComm> {
-    Err(Error::from(UnsupportedError {
+    Err(no_ucx())
+}
+
+#[cfg(not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little")))]
+pub(super) fn grown_on_hosts(_: Met, _: Place, _: Duration, _: &Settings) -> Result<Arc<dyn Backend>> {
+    Err(no_ucx())
+}
+
+#[cfg(not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little")))]
+fn no_ucx() -> Error {
+    Error::from(UnsupportedError {
         what: "the backend ucx".into(),
         why: "it is written for 64-bit little-endian machines, with the feature multi-host".into(),
         remedy: "start all ranks on one host".into(),
-    }))
+    })
 }

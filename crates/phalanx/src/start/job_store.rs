@@ -5,12 +5,14 @@
 //! | `phalanx launch` | the (first) launcher | `PHALANX_STORE` | `PHALANX_TOKEN`, set by the launcher |
 //! | torchrun, one host | rank 0 | sent over the Unix socket of `control/join/` | made there, sent with it |
 //! | torchrun, several hosts | rank 0 | `MASTER_ADDR` and `MASTER_PORT` + 1000 | `PHALANX_TOKEN` or `PHALANX_TOKEN_FILE`, by the user |
+//! | `srun`, several hosts | rank 0 | `PHALANX_STORE`, or one that follows from the step (`slurm.rs`) | by the user, or made there and sealed by MUNGE |
 //! | the program, with a `UniqueId` | rank 0 | in the id | in the id |
 //! | MPI's, several hosts | rank 0 | no port: MPI carries the bytes | made there, sent over MPI |
 //!
 //! torchrun's own store has `MASTER_PORT`, and the port after it is a favourite of the next job on the same
 //! host. `PHALANX_STORE` names another address for any launcher.
 
+use super::slurm;
 use crate::contract::{Backend, Departure};
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::environment::{Environment, Place, RESTART_COUNT, setting};
@@ -30,8 +32,11 @@ pub(crate) fn open_store(
     listener: Option<Listeners>,
     timeout: Duration,
 ) -> Result<Store> {
-    let rendezvous = environment.rendezvous(place)?;
     let silence = server::silence_from(environment.get("PHALANX_HEARTBEAT_TIMEOUT"))?;
+    if slurm::applies(environment, place)? {
+        return slurm::open_store(environment, place, silence, timeout);
+    }
+    let rendezvous = environment.rendezvous(place)?;
     let encrypted = environment.encrypted()?;
     match rendezvous {
         Some(rendezvous) if rendezvous.host == Host::Rank(0) && place.rank == 0 => {
@@ -47,7 +52,7 @@ pub(super) fn settings(place: &Place, silence: Duration) -> Settings {
     Settings { ranks: u32::try_from(place.world_size).ok(), silence, ..Settings::default() }
 }
 
-fn host(
+pub(super) fn host(
     rendezvous: &Rendezvous,
     settings: Settings,
     listener: Option<Listeners>,
@@ -117,6 +122,17 @@ impl Environment {
             None if place.launcher == "Slurm" => return Err(self.no_store_in_slurm(place)),
             None => (self.beside_torchruns_store()?, Host::Rank(0)),
         };
+        self.rendezvous_at(place, address, host, self.token()?).map(Some)
+    }
+
+    /// The job's store at an address, with a token.
+    pub(crate) fn rendezvous_at(
+        &self,
+        place: &Place,
+        address: String,
+        host: Host,
+        token: Token,
+    ) -> Result<Rendezvous> {
         address::check(&address).map_err(|error| error.into_error(&address))?;
         let restarts = [RESTART_COUNT, "TORCHELASTIC_RESTART_COUNT"];
         let epoch = match self.number(restarts[0])? {
@@ -127,8 +143,7 @@ impl Environment {
             .map_err(|_| setting(restarts[0], &epoch.to_string(), "a number of restarts"))?;
         // The launcher's name for a job is a secret of its ranks, and its store has no others.
         let job = if host == Host::Launcher { String::new() } else { place.known_as.clone() };
-        let (token, encrypted) = (self.token()?, self.encrypted()?);
-        Ok(Some(Rendezvous { address, token, job, epoch, host, encrypted }))
+        Ok(Rendezvous { address, token, job, epoch, host, encrypted: self.encrypted()? })
     }
 
     pub(crate) fn encrypted(&self) -> Result<bool> {

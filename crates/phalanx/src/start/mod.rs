@@ -3,7 +3,8 @@
 //! | file | what |
 //! |---|---|
 //! | `choose.rs` | which backend a process would use, and why |
-//! | `processes.rs` | `init` and `join`: communicators of processes |
+//! | `processes.rs` | `init`: communicators of processes |
+//! | `join.rs` | `join`: communicators that grow |
 //! | `threads.rs` | `run`: communicators of threads |
 //! | `dry_run.rs` | `dry_run`: one rank whose peers do not exist |
 //! | `hosts.rs` | communicators of ranks on several hosts |
@@ -12,6 +13,7 @@
 //! | `agreement.rs` | the ranks agree on one backend |
 //! | `work.rs` | the work of an operation, by backend |
 //! | `job_store.rs` | where the job's store is, and joining it |
+//! | `slurm.rs` | the store of a step of Slurm without a token |
 //!
 //! This is the only folder that knows all backends.
 
@@ -21,12 +23,14 @@ mod dry_run;
 mod gpus;
 mod hosts;
 mod job_store;
+mod join;
 #[cfg(all(feature = "mpi", target_pointer_width = "64", target_endian = "little"))]
 mod mpi;
 #[cfg(not(all(feature = "mpi", target_pointer_width = "64", target_endian = "little")))]
 #[path = "no_mpi.rs"]
 mod mpi;
 mod processes;
+mod slurm;
 mod threads;
 mod work;
 
@@ -34,7 +38,8 @@ pub use choose::{Choice, choose, launched};
 pub(crate) use dry_run::dry_rank;
 #[cfg(feature = "_gpu")]
 pub(crate) use gpus::host_channel;
-pub(crate) use processes::{init, join};
+pub(crate) use join::join;
+pub(crate) use processes::init;
 #[cfg(feature = "_nccl")]
 pub(crate) use threads::gpu_ranks;
 pub(crate) use threads::run_threads;

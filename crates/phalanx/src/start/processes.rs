@@ -1,29 +1,26 @@
 //! Communicators of processes: `init` finds the other ranks on this host, in a store or over MPI, and starts
-//! the backend that they agree on; `join` enters a communicator that grows.
+//! the backend that they agree on.
 
 use super::choose::Choice;
 use super::gpus::{on_gpu, visible_gpus};
 use super::hosts::on_hosts;
+use super::join::{REPLACES, is_phalanx_launch, replace, tell_launcher};
 use super::mpi::{join_mpi, over_mpi};
 use super::threads::thread_ranks;
 use super::{NewComm, Settings, agreement, check_host_ranks, own_name};
 use crate::backend::host::HostComm;
 use crate::backend::solo::SoloComm;
+use crate::contract::BackendKind;
 use crate::contract::hosts::HostTopology;
-use crate::contract::{BackendKind, grown_name};
 use crate::control::endpoint::Endpoint;
 use crate::control::join as rendezvous;
 use crate::rendezvous::environment::{
     Environment, Launcher, Place, cores_from_environment, stopped_timeout_from_environment,
 };
-use crate::types::error::{Error, Result, UnsupportedError};
-use crate::watch::deadline::after;
+use crate::types::error::{Result, UnsupportedError};
 use crate::watch::launcher;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Set by `phalanx launch --restarts` for a process that replaces a failed rank.
-const REPLACES: &str = "PHALANX_REPLACES";
+use std::time::Duration;
 
 /// Creates the communicator that this process's environment describes.
 pub(crate) fn init(settings: Settings) -> Result<NewComm> {
@@ -44,38 +41,6 @@ pub(crate) fn init(settings: Settings) -> Result<NewComm> {
     }
     made
 }
-
-fn is_phalanx_launch(launcher: &Launcher) -> bool {
-    launcher.name == "phalanx launch"
-}
-
-/// Connects to `phalanx launch`, which is told how this rank fares.
-fn tell_launcher(environment: &Environment) {
-    let (name, job) = (environment.get(launcher::LAUNCHER), environment.get("PHALANX_JOB"));
-    let rank = environment.number("PHALANX_RANK").ok().flatten();
-    if let (Some(name), Some(job), Some(rank)) = (name, job, rank) {
-        launcher::connect(name, job, rank);
-    }
-}
-
-/// [`init`] in the place of a rank that has failed: joins the survivors when they [`rebuild`](crate::Comm::rebuild). A meeting
-/// that fails because another rank was lost in it is followed by the next.
-fn replace(settings: &Settings) -> Result<NewComm> {
-    let deadline = after(Instant::now(), settings.timeout);
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match join_grown(settings, left) {
-            Err(error @ Error::Bootstrap(_)) if Instant::now() < deadline => {
-                crate::os::log::info!("the survivors meet again: {error}");
-                std::thread::sleep(BETWEEN_MEETINGS);
-            }
-            outcome => return outcome,
-        }
-    }
-}
-
-/// Pause of a newcomer between a meeting that failed and the next.
-const BETWEEN_MEETINGS: Duration = Duration::from_millis(20);
 
 fn make(choice: &Choice, mut settings: Settings) -> Result<NewComm> {
     // Closed at the end of this, if what is made needs no port.
@@ -177,70 +142,33 @@ fn of_host(backend: BackendKind, host: HostComm, name: String, settings: &Settin
 /// Joins the other processes of this host in their region. Also exchanges a payload: returns those of all
 /// ranks.
 pub(super) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<(HostComm, Vec<Vec<u8>>)> {
+    meet_checked(place, payload, timeout, &|| Ok(()))
+}
+
+/// Joins the other processes of this host; ends with the error of `check` as soon as it has one.
+pub(super) fn meet_while(
+    place: &Place,
+    timeout: Duration,
+    check: &dyn Fn() -> Result<()>,
+) -> Result<HostComm> {
+    Ok(meet_checked(place, &[], timeout, check)?.0)
+}
+
+fn meet_checked(
+    place: &Place,
+    payload: &[u8],
+    timeout: Duration,
+    check: &dyn Fn() -> Result<()>,
+) -> Result<(HostComm, Vec<Vec<u8>>)> {
     check_host_ranks(place.world_size)?;
     crate::os::check_process_ranks()?;
     // Report errors before other ranks have to wait.
     stopped_timeout_from_environment()?;
     cores_from_environment()?;
-    let joined = rendezvous::meet(place, payload, timeout)?;
+    let joined = rendezvous::meet(place, payload, timeout, check)?;
     let members = (0..place.world_size).collect();
     Ok((
         HostComm::new(Endpoint::attach(joined.world, joined.channel, place.rank, members, timeout)),
         joined.payloads,
     ))
-}
-
-/// [`join`](crate::join): becomes a rank of the job's growing communicator.
-pub(crate) fn join(settings: &Settings) -> Result<NewComm> {
-    join_grown(settings, settings.timeout)
-}
-
-fn join_grown(settings: &Settings, timeout: Duration) -> Result<NewComm> {
-    let environment = &settings.environment;
-    let Some(launcher) = environment.launcher()? else {
-        return Err(Error::bootstrap(
-            "no variable says which job this process is to join",
-            "start it with the variables that the job's ranks have (PHALANX_JOB and others)",
-        ));
-    };
-    let place = launcher.place(environment)?;
-    if is_phalanx_launch(&launcher) {
-        tell_launcher(environment);
-    }
-    crate::os::check_process_ranks()?;
-    stopped_timeout_from_environment()?;
-    cores_from_environment()?;
-    let joined = rendezvous::join(&place, timeout)?;
-    let (rank, members) = (joined.rank, (0..joined.world_size).collect());
-    let host = HostComm::new(Endpoint::attach(joined.world, joined.channel, rank, members, settings.timeout));
-    let backend = backend_of_members(&joined.payloads[0], environment, settings)?;
-    crate::os::log::info!(backend = backend.name(), rank, "joined a communicator");
-    let name = grown_name(joined.number);
-    let made = match backend {
-        BackendKind::Nccl | BackendKind::Rccl => on_gpu(backend, host, name, settings),
-        _ => Ok(NewComm::new(Arc::new(host), name)),
-    }?;
-    launcher::joined(None);
-    Ok(made)
-}
-
-/// The backend of a joined communicator, from its members' payload.
-fn backend_of_members(payload: &[u8], environment: &Environment, settings: &Settings) -> Result<BackendKind> {
-    let name = String::from_utf8_lossy(payload);
-    let kinds = [BackendKind::Host, BackendKind::Nccl, BackendKind::Rccl];
-    let Some(backend) = kinds.into_iter().find(|kind| kind.name() == name) else {
-        return Err(Error::bootstrap(
-            format!("the communicator's members do not say what carries its data, but {name:?}"),
-            "use one version of phalanx in all processes of the job",
-        ));
-    };
-    let wanted = settings.backend.map_or_else(|| environment.backend(), |backend| Ok(Some(backend)))?;
-    match wanted.filter(|wanted| *wanted != backend) {
-        None => Ok(backend),
-        Some(wanted) => Err(Error::from(UnsupportedError {
-            what: format!("joining on the backend {wanted}"),
-            why: format!("the communicator that grows is on {backend}; it can be host, nccl or rccl"),
-            remedy: "unset PHALANX_BACKEND, or set it to that of the others".into(),
-        })),
-    }
 }

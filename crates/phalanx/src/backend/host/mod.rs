@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms; `collective.rs` lists them |
+//! | `growth.rs` | taking in new ranks |
 //! | `grid.rs` | ranks in rows and columns |
 //! | `message.rs`, `message/`, `chunks.rs` | point to point |
 //! | `exchange.rs` | all_to_all_v, made of messages |
@@ -20,6 +21,7 @@ mod chunks;
 mod collective;
 mod exchange;
 mod grid;
+mod growth;
 mod message;
 mod tunables;
 mod window;
@@ -40,13 +42,10 @@ use crate::contract::{
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
-use crate::control::join::Growth;
 use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
-use crate::os::random_number;
-use crate::types::MAX_HOST_RANKS;
 use crate::types::dtype::DType;
-use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
 use collective::{Collective, CollectiveState};
 use message::{Messages, Plane};
@@ -224,7 +223,7 @@ impl Backend for HostComm {
     }
 
     fn check_growth(&self, joiners: usize) -> Result<()> {
-        self.growing_job(joiners).map(drop)
+        self.check_joiners(joiners)
     }
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
@@ -295,24 +294,6 @@ impl Backend for HostComm {
     }
 }
 
-impl HostComm {
-    /// The job that joiners come to, if so many can.
-    fn growing_job(&self, joiners: usize) -> Result<&str> {
-        let Some(job) = self.endpoint.world.job() else {
-            return Err(Error::from(UnsupportedError {
-                what: "grow".into(),
-                why: "the ranks are not processes of one host".into(),
-                remedy: "start them as processes, with `phalanx launch`, on one host".into(),
-            }));
-        };
-        let world_size = self.endpoint.ranks.saturating_add(joiners);
-        if world_size > MAX_HOST_RANKS {
-            return Err(UsageError::WorldSize { world_size, limit: MAX_HOST_RANKS }.into());
-        }
-        Ok(job)
-    }
-}
-
 impl HostChannel for HostComm {
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
@@ -353,30 +334,8 @@ impl HostChannel for HostComm {
         joiners: usize,
         backend: BackendKind,
     ) -> Result<(Box<dyn HostChannel>, u64)> {
-        self.endpoint.check()?;
-        let job = self.growing_job(joiners)?;
-        let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
-        // So that nobody meets those of an earlier attempt.
-        let own = [random_number("each meeting needs a number of its own")?];
-        let mut all = vec![[0u64; 1]; members];
-        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.
-        unsafe { self.all_gather_words_in(call, &own, all.as_flattened_mut()) }?;
-        let growth = Growth { job: job.to_owned(), backend, number: all[0][0], rank, members, joiners };
-        let grown = growth.meet(crate::watch::deadline::of(self.timeout())).map(|met| {
-            let ranks = (0..members + joiners).collect();
-            (Endpoint::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number)
-        });
-        // A joiner may have died when some members had met it already: all go on in the new world, or none.
-        // SAFETY: the caller's contract.
-        unsafe { self.all_gather_words_in(call, &[u64::from(grown.is_ok())], all.as_flattened_mut()) }?;
-        let (grown, number) = grown?;
-        if let Some(other) = all.iter().position(|met| *met == [0]) {
-            return Err(Error::bootstrap(
-                format!("rank {other} has not met the joiners"),
-                "see its error; this communicator works on, and can grow again",
-            ));
-        }
-        Ok((Box::new(HostComm::new(grown)), number))
+        let (grown, number) = unsafe { self.grow_with(joiners, backend) }?;
+        Ok((Box::new(grown), number))
     }
 }

@@ -2,9 +2,10 @@
 
 use super::HostComm;
 use crate::contract::hosts::HostTopology;
-use crate::contract::{Backend, Call, Departure, Operation};
+use crate::contract::{Backend, BackendKind, Call, Departure, Operation};
 use crate::control::endpoint::Endpoint;
 use crate::control::host_channel::HostChannel;
+use crate::control::relay::growth::enter;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use crate::types::error::{Error, PeerEvent, Result};
 use crate::types::{MAX_HOST_RANKS, MAX_RANKS};
@@ -220,4 +221,107 @@ fn the_largest_world_has_one_verdict() {
         let missing: Vec<usize> = error.missing.iter().map(|missing| missing.rank).collect();
         assert!((0..MAX_RANKS).filter(|rank| !HERE.contains(rank)).eq(missing));
     }
+}
+
+/// Two members with a store; `new_ranks` runs beside them.
+fn growing<R: Send>(
+    member: impl Fn(HostComm) -> R + Sync,
+    new_ranks: impl FnOnce(&Rendezvous) + Send,
+) -> [R; 2] {
+    let (_server, rendezvous) = store();
+    let start = |rank| {
+        let store = Store::connect(&rendezvous, rank, 2, TIMEOUT).unwrap();
+        member(HostComm::new(Endpoint::over(store, rank, HostTopology::one_host(2), TIMEOUT).unwrap()))
+    };
+    std::thread::scope(|scope| {
+        let members = [0, 1].map(|rank| scope.spawn(move || start(rank)));
+        new_ranks(&rendezvous);
+        members.map(|member| member.join().unwrap())
+    })
+}
+
+fn grow(comm: &HostComm, joiners: usize) -> Result<HostComm> {
+    // SAFETY: one thread has the communicator.
+    unsafe { comm.grow_with(joiners, BackendKind::Nccl) }.map(|(grown, _)| grown)
+}
+
+/// Waits for the next place.
+fn new_rank(rendezvous: &Rendezvous) -> HostComm {
+    let since = Instant::now();
+    loop {
+        if let Some(met) = enter(rendezvous, TIMEOUT).unwrap() {
+            assert_eq!(met.backend, "nccl");
+            return HostComm::grown(met, TIMEOUT).unwrap();
+        }
+        assert!(since.elapsed() < TIMEOUT, "nobody has asked");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn new_ranks_get_the_next_places() {
+    let works = |comm: HostComm| {
+        assert_eq!(tell(&comm, comm.rank() as u64).unwrap(), [0, 1, 2, 3]);
+        comm.depart(Departure::Left);
+        comm.rank()
+    };
+    let member = |comm: HostComm| {
+        assert_eq!(works(grow(&comm, 2).unwrap()), comm.rank());
+        // The old one works on.
+        assert_eq!(tell(&comm, 7).unwrap(), [7, 7]);
+    };
+    growing(member, |rendezvous| {
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|_| scope.spawn(|| works(new_rank(rendezvous))));
+            let mut ranks = ranks.map(|rank| rank.join().unwrap());
+            ranks.sort_unstable();
+            assert_eq!(ranks, [2, 3]);
+        });
+    });
+}
+
+/// Nobody gets a communicator with a rank that is lost while all meet, and the members may meet again.
+#[test]
+fn a_new_rank_that_is_lost_in_the_meeting_is_made_up_for() {
+    let member = |comm: HostComm| {
+        let Err(Error::Bootstrap(error)) = grow(&comm, 1) else { panic!("it has grown") };
+        assert_eq!(error.missing, [2], "{error}");
+        let grown = grow(&comm, 1).unwrap();
+        assert_eq!(tell(&grown, grown.rank() as u64).unwrap(), [0, 1, 2]);
+        grown.depart(Departure::Left);
+    };
+    growing(member, |rendezvous| {
+        let since = Instant::now();
+        while Store::enter(rendezvous, TIMEOUT).unwrap().is_none() {
+            assert!(since.elapsed() < TIMEOUT, "nobody has asked");
+        }
+        assert_eq!(tell(&new_rank(rendezvous), 2).unwrap(), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn who_does_not_come_is_named_and_who_comes_then_has_no_place() {
+    let given_up = std::sync::Barrier::new(3);
+    let member = |comm: HostComm| {
+        comm.set_timeout(Duration::from_millis(300));
+        let Err(Error::Bootstrap(error)) = grow(&comm, 2) else { panic!("it has grown") };
+        assert_eq!(error.missing, [2, 3], "{error}");
+        comm.set_timeout(TIMEOUT);
+        assert_eq!(tell(&comm, 1).unwrap(), [1, 1]);
+        given_up.wait();
+        barrier(&comm).unwrap();
+    };
+    growing(member, |rendezvous| {
+        given_up.wait();
+        assert!(enter(rendezvous, TIMEOUT).unwrap().is_none());
+    });
+}
+
+#[test]
+fn members_that_grow_by_different_numbers_get_a_mismatch() {
+    let member = |comm: HostComm| {
+        let error = grow(&comm, 1 + comm.rank()).err().expect("a mismatch");
+        assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    };
+    growing(member, |_| ());
 }

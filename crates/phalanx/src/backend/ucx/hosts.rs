@@ -91,7 +91,7 @@ impl UcxComm {
             _ => None,
         };
         let hosts = Hosts { topology, own, place, across, channel };
-        self.shape = hosts.shape(here.reproducible);
+        self.shape = hosts.shape(self.link.world.reproducible);
         self.hosts = Some(hosts);
         Ok(self)
     }

@@ -11,6 +11,7 @@
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
 //! | `work.rs` | what the algorithms do, counted for `phalanx plan` |
+//! | `growth.rs` | taking in new ranks |
 //! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
 //! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
 //!
@@ -25,6 +26,7 @@
 mod choose;
 mod collective;
 mod context;
+mod growth;
 mod host_message;
 mod hosts;
 mod mail;
@@ -36,7 +38,7 @@ mod worker;
 mod world;
 
 pub(crate) use work::work;
-pub(crate) use world::{Here, UcxWorld};
+pub(crate) use world::{Here, MeetHere, Meeting};
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
@@ -48,7 +50,8 @@ use crate::control::failure::ChannelFailure;
 use crate::control::host_channel::HostChannel;
 use crate::control::split::{split_among, split_by_color, split_in_grid};
 use crate::os::RunInstant;
-use crate::types::error::{Error, Result, UnsupportedError};
+use crate::rendezvous::store::Store;
+use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
 use choose::Shape;
 use collective::CollectiveState;
@@ -57,6 +60,7 @@ use message::Messages;
 use std::cell::UnsafeCell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use world::UcxWorld;
 
 /// One rank's end of a communicator over UCX.
 pub(crate) struct UcxComm {
@@ -94,8 +98,26 @@ impl Drop for Link {
 }
 
 impl UcxComm {
+    /// The communicator of all ranks of a store. Those of a host meet under a name. `reproducible`: contributions are combined in rank
+    /// order.
+    pub fn over_store(
+        store: Store,
+        topology: HostTopology,
+        meet_here: (MeetHere, &str),
+        reproducible: bool,
+        timeout: Duration,
+    ) -> Result<UcxComm> {
+        let ucx = UcxWorld::meet(&store, &topology, meet_here, reproducible, timeout)?;
+        let rank = store.rank();
+        let endpoint = Endpoint::over(store, rank, topology, timeout)?;
+        if let Some(world) = ucx.world_here() {
+            endpoint.world.set_here(world);
+        }
+        UcxComm::create(endpoint, ucx)
+    }
+
     /// A communicator over a rank's place in a channel. All its ranks call it.
-    pub fn create(endpoint: Endpoint, world: Arc<UcxWorld>) -> Result<UcxComm> {
+    fn create(endpoint: Endpoint, world: Arc<UcxWorld>) -> Result<UcxComm> {
         UcxComm::flat(endpoint, world).join_host()
     }
 
@@ -117,6 +139,18 @@ impl UcxComm {
             state,
             messages: Mutex::new(Messages::new(ranks)),
         }
+    }
+
+    /// The first steps of a communicator of survivors.
+    fn begin_again(mut self) -> Result<UcxComm> {
+        // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
+        // SAFETY: nobody else has the communicator yet.
+        unsafe { self.collective(&Call::empty(Operation::Barrier)) }?;
+        self.link.failures = {
+            let worker = self.link.world.worker();
+            self.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
+        };
+        self.join_host()
     }
 
     /// After a fatal error, drops what still comes for this communicator, so that no peer waits for this rank to take it.
@@ -141,6 +175,12 @@ impl Backend for UcxComm {
 
     fn world_size(&self) -> usize {
         self.endpoint.ranks
+    }
+
+    fn process_of(&self, rank: usize) -> Option<u32> {
+        // Processes of other hosts have numbers that may be those of others here.
+        self.endpoint.world.process(self.endpoint.members()[rank])?;
+        Some(self.endpoint.pid(rank)).filter(|process| *process != 0)
     }
 
     fn set_name(&self, name: &str) {
@@ -249,23 +289,35 @@ impl Backend for UcxComm {
     }
 
     fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        let (shrunk, round) = self.endpoint.shrink()?;
-        let mut shrunk = UcxComm::flat(shrunk, self.link.world.clone());
-        // Ranks that gave up on a peer may have closed their connections to it. That is over when all have come here.
-        // SAFETY: nobody else has the communicator yet.
-        unsafe { shrunk.collective(&Call::empty(Operation::Barrier)) }?;
-        shrunk.link.failures = {
-            let worker = self.link.world.worker();
-            shrunk.endpoint.members().iter().map(|member| worker.failures(*member)).collect()
-        };
-        Ok((Box::new(shrunk.join_host()?), round))
+        let (mut endpoint, mut round) = self.endpoint.shrink()?;
+        loop {
+            let shrunk = UcxComm::flat(endpoint, self.link.world.clone());
+            let channel = shrunk.endpoint.clone();
+            match shrunk.begin_again() {
+                // A rank was lost before all had come: the others go on without it.
+                Err(error) if error.is_fatal() => (endpoint, round) = channel.shrink()?,
+                begun => return Ok((Box::new(begun?), round)),
+            }
+        }
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {
         self.endpoint.agree(flag)
     }
 
+    fn check_growth(&self, joiners: usize) -> Result<()> {
+        self.endpoint.world.check_growth(self.endpoint.ranks, joiners)
+    }
+
+    unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {
+        // SAFETY: the caller's contract.
+        let (grown, number) = unsafe { self.grow_with(joiners) }?;
+        Ok((Box::new(grown), number))
+    }
+
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
+        // UCX does not get to know it: over TCP there is nothing to register (ucp_mem_map takes 1 µs for 64 MiB), and elsewhere UCX keeps the
+        // registrations that it makes.
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
     }
@@ -344,13 +396,11 @@ impl HostChannel for UcxComm {
 
     unsafe fn grow_channel(
         &self,
-        _joiners: usize,
-        backend: BackendKind,
+        joiners: usize,
+        _backend: BackendKind,
     ) -> Result<(Box<dyn HostChannel>, u64)> {
-        Err(Error::from(UnsupportedError {
-            what: "grow".into(),
-            why: format!("the ranks of the backend {backend} are on several hosts"),
-            remedy: "start the job again with more ranks".into(),
-        }))
+        // SAFETY: the caller's contract.
+        let (grown, number) = unsafe { self.grow_with(joiners) }?;
+        Ok((Box::new(grown), number))
     }
 }

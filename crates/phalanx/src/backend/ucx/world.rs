@@ -10,9 +10,10 @@ use crate::os::sync::lock;
 use crate::rendezvous::environment::cores_from_environment;
 use crate::rendezvous::store::Store;
 use crate::types::error::{Error, Result, UnsupportedError};
+use crate::watch::deadline::after;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the end of a world waits for connections to close, so that what was sent last arrives.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -33,9 +34,21 @@ pub(crate) struct Here {
     pub ranks: Vec<usize>,
     /// Their communicator on the host backend, from which others are made; `None` if there is one.
     pub channel: Option<Box<dyn HostChannel>>,
-    /// Whether contributions are combined in rank order, and not for each host first.
-    pub reproducible: bool,
 }
+
+/// What the ranks of a host need to meet.
+pub(crate) struct Meeting<'a> {
+    pub topology: &'a HostTopology,
+    pub rank: usize,
+    /// Of a communicator that grows; empty at the job's start.
+    pub name: &'a str,
+    pub timeout: Duration,
+    /// An error as soon as a rank is lost.
+    pub check: &'a dyn Fn() -> Result<()>,
+}
+
+/// Lets the ranks of this host meet. It is made by `start/`, which knows the backend of shared memory.
+pub(crate) type MeetHere = Arc<dyn Fn(&Meeting<'_>) -> Result<Option<Here>> + Send + Sync>;
 
 /// UCX, and its connections to all ranks of the world.
 pub(crate) struct UcxWorld {
@@ -46,6 +59,10 @@ pub(crate) struct UcxWorld {
     pub(super) is_crowded: bool,
     /// The hosts, if ranks share them.
     pub(super) here: Option<Here>,
+    /// For the next meeting.
+    pub(super) meet_here: MeetHere,
+    /// Whether contributions are combined in rank order, and not for each host first.
+    pub(super) reproducible: bool,
     fork: crate::os::ForkMark,
 }
 
@@ -67,14 +84,16 @@ impl std::ops::DerefMut for Locked<'_> {
 }
 
 impl UcxWorld {
-    /// Starts UCX and exchanges addresses over the store. The error of a rank is one of all.
+    /// Starts UCX and exchanges addresses over the store, then lets the ranks of this host meet under this name. The error of a rank is
+    /// one of all.
     pub fn meet(
         store: &Store,
-        rank: usize,
         topology: &HostTopology,
-        here: impl FnOnce() -> Result<Option<Here>>,
+        (meet_here, name): (MeetHere, &str),
+        reproducible: bool,
         timeout: Duration,
     ) -> Result<Arc<UcxWorld>> {
+        let (rank, deadline) = (store.rank(), after(Instant::now(), timeout));
         let need = "the ranks' messages need a key";
         let own_key = [random_number(need)?, random_number(need)?];
         let worker = Worker::create(own_key, rank, topology.world_size());
@@ -98,14 +117,23 @@ impl UcxWorld {
             addresses.push(introduction.address.map_err(|why| elsewhere(other, &why, topology))?);
         }
         worker.meet(addresses, key);
-        let here = here()?;
+        let check = || match store.lost().first() {
+            None => Ok(()),
+            Some(lost) => Err(Error::bootstrap(
+                format!("rank {} was lost while the ranks were meeting: {}", lost.rank, lost.why),
+                "see its own output",
+            )),
+        };
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let here = meet_here(&Meeting { topology, rank, name, timeout, check: &check })?;
         let fork = crate::os::ForkMark::of_this_process();
         let cores = match cores_from_environment()? {
             Some(cores) => cores,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let is_crowded = topology.ranks_of(topology.host_of(rank)).len() > cores;
-        Ok(Arc::new(UcxWorld { worker: Mutex::new(Some(worker)), key, is_crowded, here, fork }))
+        let worker = Mutex::new(Some(worker));
+        Ok(Arc::new(UcxWorld { worker, key, is_crowded, here, meet_here, reproducible, fork }))
     }
 
     /// The world that the ranks of this host have on the host backend.

@@ -19,7 +19,7 @@ use crate::os::{Address, usable_cpus, user_id};
 use crate::rendezvous::environment::Place;
 use crate::types::error::{BootstrapError, Error, Result};
 use crate::watch::deadline::after;
-use peer::join_rank0;
+use peer::{Patience, join_rank0};
 use rank0::accept_ranks;
 use sha2::{Digest, Sha256};
 use std::io;
@@ -59,6 +59,8 @@ struct JoinParameters<'a> {
     number: u64,
     /// This rank's payload for all others.
     payload: &'a [u8],
+    /// An error as soon as it is known that not all will come.
+    check: &'a dyn Fn() -> Result<()>,
 }
 
 /// The name of the socket at which a job's ranks meet. Everybody on the host can list the names of open sockets, so it tells nothing of
@@ -109,27 +111,28 @@ impl Growth {
             members: self.members,
             number: self.number,
             payload: self.backend.name().as_bytes(),
+            check: &|| Ok(()),
         };
         parameters.run(timeout)
     }
 }
 
-/// Waits for a communicator of the job that grows, and becomes a rank of it.
-pub(crate) fn join(place: &Place, timeout: Duration) -> Result<Joined> {
-    let deadline = after(Instant::now(), timeout);
+/// Becomes a rank of a communicator of the job that grows on this host; `None` if none does now.
+pub(crate) fn enter(place: &Place, timeout: Duration) -> Result<Option<Joined>> {
+    let now = Instant::now();
     let hello = Hello { job: growth_key(&place.meeting), rank: JOINER, world_size: 0, cpus: usable_cpus() };
-    let no_rank0 = || {
-        Error::bootstrap(
-            format!("for {timeout:.1?} no communicator of this job has asked for joiners"),
-            "the others call grow or rebuild; see that this process has the variables of their job, on the same host \
-             and of the same user (PHALANX_JOB, PHALANX_TOKEN, and after a restart those of the new attempt)",
-        )
-    };
-    join_rank0(&place.meeting, hello, &[], &address_of(&place.meeting, GROWTH)?, deadline, no_rank0)
+    let patience = Patience { for_rank0: now, deadline: after(now, timeout), check: &|| Ok(()) };
+    join_rank0(&place.meeting, hello, &[], &address_of(&place.meeting, GROWTH)?, &patience)
 }
 
-/// Joins the other ranks of the job, and exchanges a payload with them.
-pub(crate) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<Joined> {
+/// Joins the other ranks of the job, and exchanges a payload with them. `check` answers an error as soon as it is known that not all will
+/// come.
+pub(crate) fn meet(
+    place: &Place,
+    payload: &[u8],
+    timeout: Duration,
+    check: &dyn Fn() -> Result<()>,
+) -> Result<Joined> {
     let parameters = JoinParameters {
         job: &place.meeting,
         sent_by: place.launcher,
@@ -141,6 +144,7 @@ pub(crate) fn meet(place: &Place, payload: &[u8], timeout: Duration) -> Result<J
         members: place.world_size,
         number: 0,
         payload,
+        check,
     };
     parameters.run(timeout)
 }
@@ -153,7 +157,9 @@ impl JoinParameters<'_> {
         }
         let (rank, world_size) = (self.rank as u32, self.world_size as u32);
         let hello = Hello { job: self.members_key, rank, world_size, cpus: usable_cpus() };
-        join_rank0(self.job, hello, self.payload, &self.address, deadline, || {
+        let patience = Patience { for_rank0: deadline, deadline, check: self.check };
+        let joined = join_rank0(self.job, hello, self.payload, &self.address, &patience)?;
+        joined.ok_or_else(|| {
             BootstrapError {
                 problem: format!("after {timeout:.1?} rank 0 has not come"),
                 remedy: "see whether it was started on this host, by this user, with the same job id and token (PHALANX_TOKEN); ranks of \
@@ -221,7 +227,9 @@ mod tests {
         }
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let error = meet(&place, &[], Duration::from_millis(200)).err().map(|error| error.to_string());
+            let error = meet(&place, &[], Duration::from_millis(200), &|| Ok(()))
+                .err()
+                .map(|error| error.to_string());
             sender.send(error)
         });
         let error = receiver.recv_timeout(Duration::from_secs(20)).expect("an end").expect("an error");
@@ -237,7 +245,8 @@ mod tests {
         let [first, second] = [0, 1].map(|rank| {
             let place = place(rank);
             std::thread::spawn(move || {
-                meet(&place, &[rank as u8; 3], timeout).map(|joined| (joined.rank, joined.payloads))
+                meet(&place, &[rank as u8; 3], timeout, &|| Ok(()))
+                    .map(|joined| (joined.rank, joined.payloads))
             })
         });
         // Rank 1 has come to it (or, on a slow machine, is late for it), and rank 0 cannot begin its own.

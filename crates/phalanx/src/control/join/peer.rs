@@ -14,18 +14,27 @@ use std::time::{Duration, Instant};
 /// How much longer the others wait than rank 0, which may have started later.
 const GRACE: Duration = Duration::from_millis(700);
 
-/// Joins over rank 0's socket. `no_rank0` is the error if rank 0 does not appear.
+/// How long a rank waits.
+pub(super) struct Patience<'a> {
+    /// For rank 0 to listen.
+    pub for_rank0: Instant,
+    /// For everything.
+    pub deadline: Instant,
+    /// An error as soon as it is known that not all will come.
+    pub check: &'a dyn Fn() -> Result<()>,
+}
+
+/// Joins over rank 0's socket; `None` if rank 0 does not appear.
 pub(super) fn join_rank0(
     job: &str,
     hello: Hello,
     payload: &[u8],
     address: &Address,
-    deadline: Instant,
-    no_rank0: impl Fn() -> Error,
-) -> Result<Joined> {
-    let own = Process::current()?;
+    patience: &Patience<'_>,
+) -> Result<Option<Joined>> {
+    let (own, deadline) = (Process::current()?, patience.deadline);
     let (connection, id) = loop {
-        let connection = connect(address, deadline, &no_rank0)?;
+        let Some(connection) = connect(address, patience)? else { return Ok(None) };
         match introduce(&connection, hello, payload, &own, deadline) {
             Ok(id) => break (connection, id),
             // It reached the join of the job's previous communicator, which was just ending.
@@ -55,7 +64,7 @@ pub(super) fn join_rank0(
     accepted(receive_id(&connection).map_err(lost)?)?;
     let world = Arc::new(World::processes(job, file, processes, cores)?);
     let channel = NewChannel::open(&world, id)?;
-    Ok(Joined { world, channel, rank, world_size, number: number(3), payloads })
+    Ok(Some(Joined { world, channel, rank, world_size, number: number(3), payloads }))
 }
 
 fn lost(e: io::Error) -> Error {
@@ -65,22 +74,23 @@ fn lost(e: io::Error) -> Error {
     )
 }
 
-fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) -> Result<LocalConnection> {
+fn connect(address: &Address, patience: &Patience<'_>) -> Result<Option<LocalConnection>> {
     let connection = loop {
+        let now = Instant::now();
         match address.connect() {
             Ok(connection) => break connection,
-            Err(e)
-                if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock)
-                    && Instant::now() < deadline =>
-            {
-                std::thread::sleep(TICK);
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && now >= patience.for_rank0 => {
+                return Ok(None);
             }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Err(no_rank0()),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && now >= patience.deadline => {
                 return Err(Error::bootstrap(
                     "rank 0 is there and accepts no connection: as many as its socket queues are waiting",
                     "see whether it is stopped (SIGSTOP, a debugger), and its own output",
                 ));
+            }
+            Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock) => {
+                (patience.check)()?;
+                std::thread::sleep(TICK);
             }
             Err(e) => return Err(refused("connecting to rank 0", e)),
         }
@@ -89,7 +99,7 @@ fn connect(address: &Address, deadline: Instant, no_rank0: &impl Fn() -> Error) 
     if peer.user != user_id() {
         return Err(taken_by(peer));
     }
-    Ok(connection)
+    Ok(Some(connection))
 }
 
 /// The error if a process of another user has the name at which the ranks meet.

@@ -78,6 +78,9 @@ pub(super) fn accept_ranks(
             }
             .into());
         }
+        if let Err(error) = (parameters.check)() {
+            break Err(error);
+        }
         if Instant::now() >= deadline {
             break Err(missing_ranks(&arrivals, timeout));
         }

@@ -9,8 +9,9 @@
 //!   everywhere, and only when it comes back from there.
 //!
 //! Changes that peers wait for are published at once ([`RelayLink::publish`]); a thread publishes the others (`publisher.rs`). `replicas.rs`
-//! writes what other ranks publish.
+//! writes what other ranks publish. `growth.rs` lets new ranks in.
 
+pub(crate) mod growth;
 mod publisher;
 mod replicas;
 

@@ -56,7 +56,7 @@ pub(super) fn literal_ip(host: &str) -> Option<IpAddr> {
 
 /// The two parts of an address. Brackets may be around an IPv6 address, also with a zone, for which the standard library
 /// knows numbers only.
-pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), AddressError> {
+pub(crate) fn host_and_port(address: &str) -> Result<(&str, u16), AddressError> {
     let in_host = |c: char| c.is_alphanumeric() || ".-_:%".contains(c);
     let parts = || {
         let (host, port) = address.rsplit_once(':')?;
@@ -85,7 +85,7 @@ fn check_ip(ip: IpAddr) -> Result<(), AddressError> {
 }
 
 /// The addresses of a name, without those that no store can have.
-pub(super) fn resolve(address: &str) -> Result<Vec<SocketAddr>, AddressError> {
+pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>, AddressError> {
     let mut addresses: Vec<SocketAddr> = Vec::new();
     let mut refused = AddressError::Unresolved(ErrorKind::NotFound.into());
     for address in look_up(address)? {

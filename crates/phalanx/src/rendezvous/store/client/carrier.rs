@@ -38,7 +38,7 @@ impl Carrier {
     pub fn connect(rendezvous: &Rendezvous, timeout: Duration) -> Result<Carrier> {
         let now = Instant::now();
         let session = connect::join(rendezvous, Client::Carrier, after(now, timeout))?;
-        let Session { stream, cipher, to: key, from, silence, thread: _, rest } = session;
+        let Session { place: _, stream, cipher, to: key, from, silence, thread: _, rest } = session;
         let prepared = stream.set_read_timeout(Some(silence / 8));
         let prepared = prepared.and_then(|()| stream.set_write_timeout(Some(silence)));
         prepared.map_err(|e| Error::system("setsockopt", e, "the store needs a socket with timeouts"))?;

@@ -5,11 +5,11 @@ use crate::os::{ThreadMark, Wire, is_unreachable};
 use crate::rendezvous::store::address::{AddressError, check, resolve};
 use crate::rendezvous::store::cipher::{Binding, Cipher};
 use crate::rendezvous::store::protocol::{
-    Greeting, MAX_REPLY, Malformed, Reply, Request, Side, VERSION, shortened,
+    Greeting, Growth, MAX_REPLY, Malformed, Reply, Request, Side, VERSION, shortened,
 };
 use crate::rendezvous::store::session::Key;
 use crate::rendezvous::store::{Rendezvous, session};
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::watch::Reminder;
 use crate::watch::deadline::after;
 use std::fmt::Display;
@@ -28,6 +28,8 @@ const CLOSURES: u32 = 3;
 
 /// An authenticated connection.
 pub struct Session {
+    /// The client's rank and the number of ranks, as the store has them.
+    pub place: (u32, u32),
     pub stream: Wire,
     pub cipher: Cipher,
     pub to: Key,
@@ -47,6 +49,8 @@ enum AttemptError {
     Unresolved(io::Error),
     /// The connection was closed before the welcome.
     Closed(io::Error),
+    /// No communicator asks for new ranks.
+    NoPlace,
     /// Retrying is useless.
     Final(Error),
 }
@@ -55,6 +59,10 @@ enum AttemptError {
 #[derive(Clone, Copy)]
 pub enum Client {
     Member(Member),
+    /// A member of a communicator that grows, with its rank there.
+    Growing(u32, Growth),
+    /// A new rank.
+    Newcomer,
     /// A connection that carries the ranks of a host.
     Carrier,
 }
@@ -64,6 +72,8 @@ impl Client {
         let (epoch, job) = (rendezvous.epoch, shortened(&rendezvous.job).to_owned());
         match self {
             Client::Member(Member { role, rank, size }) => Request::Join { role, rank, size, epoch, job },
+            Client::Growing(rank, growth) => Request::Grow { growth, rank, epoch, job },
+            Client::Newcomer => Request::Enter { epoch, job },
             Client::Carrier => Request::Carry { epoch, job },
         }
     }
@@ -72,6 +82,7 @@ impl Client {
     fn name(self) -> &'static str {
         match self {
             Client::Member(member) => member.role.name(),
+            Client::Growing(..) | Client::Newcomer => "rank",
             Client::Carrier => "launcher",
         }
     }
@@ -81,6 +92,8 @@ impl Display for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Client::Member(member) => write!(f, "{} {}", self.name(), member.rank),
+            Client::Growing(rank, _) => write!(f, "rank {rank} of a communicator that grows"),
+            Client::Newcomer => f.write_str("a new rank"),
             Client::Carrier => f.write_str("the launcher that connects a host's ranks"),
         }
     }
@@ -88,7 +101,12 @@ impl Display for Client {
 
 /// Connects and joins; retries until `deadline` while nothing answers.
 pub fn join(rendezvous: &Rendezvous, client: Client, deadline: Instant) -> Result<Session> {
-    join_in_attempts(rendezvous, client, deadline, ATTEMPT)
+    Ok(join_in_attempts(rendezvous, client, deadline, ATTEMPT)?.expect("only a new rank needs a place"))
+}
+
+/// [`join`] for a new rank; `None` if no communicator asks for any now.
+pub fn enter(rendezvous: &Rendezvous, deadline: Instant) -> Result<Option<Session>> {
+    join_in_attempts(rendezvous, Client::Newcomer, deadline, ATTEMPT)
 }
 
 fn join_in_attempts(
@@ -96,14 +114,15 @@ fn join_in_attempts(
     client: Client,
     deadline: Instant,
     mut longest: Duration,
-) -> Result<Session> {
+) -> Result<Option<Session>> {
     let started = Instant::now();
     let mut closures = 0;
     let mut pause = Duration::from_millis(10);
     let mut reminder = Reminder::start(started);
     loop {
         let error = match attempt(rendezvous, client, deadline, longest) {
-            Ok(session) => return Ok(session),
+            Ok(session) => return Ok(Some(session)),
+            Err(AttemptError::NoPlace) => return Ok(None),
             Err(AttemptError::Final(error)) => return Err(error),
             Err(AttemptError::Unresolved(e)) => AddressError::Unresolved(e).into_error(&rendezvous.address),
             Err(AttemptError::Closed(e)) => {
@@ -162,6 +181,7 @@ pub fn join_over(wire: Wire, rendezvous: &Rendezvous, client: Client, timeout: D
         AttemptError::Final(error) => error,
         AttemptError::Absent(why) => no_answer(&rendezvous.address, &why),
         AttemptError::Unresolved(e) | AttemptError::Closed(e) => no_answer(&rendezvous.address, &e),
+        AttemptError::NoPlace => unreachable!("only a new rank needs a place"),
     })
 }
 
@@ -240,9 +260,18 @@ fn greet(
 
     let reply = first_reply(&stream, &mut cipher, &mut from, &mut rest, rendezvous)?;
     match reply {
-        Reply::Welcome { silence, thread } => {
+        Reply::Welcome { rank, size, silence, thread } => {
             let silence = Duration::from_millis(silence.into());
-            Ok(Session { stream, cipher, to, from, silence, thread, rest })
+            Ok(Session { place: (rank, size), stream, cipher, to, from, silence, thread, rest })
+        }
+        Reply::NoPlace if matches!(client, Client::Newcomer) => Err(AttemptError::NoPlace),
+        // The members would only try again.
+        Reply::Refused { reason, .. } if matches!(client, Client::Growing(..)) => {
+            Err(AttemptError::Final(Error::from(UnsupportedError {
+                what: "grow".into(),
+                why: format!("the store at {} refuses {client}: {reason}", rendezvous.address),
+                remedy: "start the job again with more ranks".into(),
+            })))
         }
         Reply::Refused { reason, .. } => Err(AttemptError::Final(Error::bootstrap(
             format!("the store at {} refuses {client}: {reason}", rendezvous.address),

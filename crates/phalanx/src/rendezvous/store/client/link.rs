@@ -33,7 +33,9 @@ pub struct Link {
     pub member: Member,
     /// The process that joined. A fork has the descriptor and must not use it.
     process: u32,
-    rendezvous: Rendezvous,
+    pub rendezvous: Rendezvous,
+    /// The process whose end is the store's.
+    host: Mutex<Host>,
     silence: Duration,
     stream: Wire,
     sender: Mutex<Sender>,
@@ -84,11 +86,12 @@ impl Link {
             |call| move |e| Error::system(call, e, "the store needs a thread and a few file descriptors");
         let stream = session.stream.try_clone().map_err(system("dup"))?;
         stream.set_write_timeout(Some(session.silence)).map_err(system("setsockopt"))?;
-        let Session { stream: read_half, cipher, to, from, silence, thread: store, rest } = session;
+        let Session { place: _, stream: read_half, cipher, to, from, silence, thread: store, rest } = session;
         let link = Arc::new(Link {
             member,
             process: std::process::id(),
             rendezvous: rendezvous.clone(),
+            host: Mutex::new(rendezvous.host),
             silence,
             stream,
             sender: Mutex::new(Sender { cipher, key: to, last: Instant::now(), failure: None }),
@@ -104,6 +107,16 @@ impl Link {
             .spawn(move || shared.listen(read_half, Incoming::new(from, rest), store))
             .map_err(system("starting the store's thread"))?;
         Ok((link, listener))
+    }
+
+    /// The process whose end is the store's.
+    fn host(&self) -> Host {
+        *lock(&self.host)
+    }
+
+    /// Sets it, where it is known only now.
+    pub fn set_host(&self, host: Host) {
+        *lock(&self.host) = host;
     }
 
     pub fn is_forked(&self) -> bool {
@@ -357,7 +370,7 @@ impl Link {
             };
             let mut state = lock(&self.state);
             match reply {
-                Reply::Heartbeat | Reply::Welcome { .. } => {}
+                Reply::Heartbeat | Reply::Welcome { .. } | Reply::NoPlace => {}
                 Reply::Goodbye => {
                     let ended = format!("the store at {} has ended in good order", self.rendezvous.address);
                     state.ended.get_or_insert(ended);
@@ -401,7 +414,7 @@ impl Link {
         let address = &self.rendezvous.address;
         if !already {
             crate::os::log::warn!("the store at {address} is lost: {why}");
-            match self.rendezvous.host {
+            match self.host() {
                 Host::Rank(rank) => {
                     let why = format!("it hosts the store at {address}: {why}");
                     self.note_loss(&mut state, rank, event, why);

@@ -6,14 +6,14 @@ mod connect;
 mod link;
 
 use crate::os::Wire;
-use crate::rendezvous::store::protocol::{MAX_KEY, MAX_VALUE, Reply, Request, Role};
+use crate::rendezvous::store::protocol::{Growth, MAX_KEY, MAX_VALUE, Reply, Request, Role};
 use crate::rendezvous::store::server::Server;
 use crate::rendezvous::store::transport::Transport;
-use crate::rendezvous::store::{Lost, Rendezvous};
-use crate::types::error::{Error, Result};
+use crate::rendezvous::store::{Host, Lost, Rendezvous};
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::watch::deadline::after;
 pub use carrier::Carrier;
-use connect::Client;
+use connect::{Client, Session};
 use link::Link;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -51,10 +51,12 @@ pub trait Subscriber: Send + Sync {
 pub struct Store {
     link: Arc<Link>,
     listener: Option<JoinHandle<()>>,
-    /// The server, if this process hosts it. It ends after this member has left.
-    server: Option<Server>,
+    /// The server, if this process hosts it. It ends after its last member of this process has left.
+    server: Option<Arc<Server>>,
     /// The transport, if something other than TCP carries the bytes. It ends after both.
     _transport: Option<Transport>,
+    /// Whether another connection to the store can be made.
+    can_connect: bool,
 }
 
 impl Store {
@@ -84,19 +86,72 @@ impl Store {
         let member = Member::of_ranks(rank, world_size);
         let session = connect::join_over(wire, rendezvous, Client::Member(member), timeout)?;
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None, _transport: transport })
+        Ok(Store { link, listener: Some(listener), server: None, _transport: transport, can_connect: false })
     }
 
     /// As [`connect`](Store::connect), for a rank or a node.
     pub fn join(rendezvous: &Rendezvous, member: Member, timeout: Duration) -> Result<Store> {
         let session = connect::join(rendezvous, Client::Member(member), after(Instant::now(), timeout))?;
+        Store::start(rendezvous, member, session)
+    }
+
+    fn start(rendezvous: &Rendezvous, member: Member, session: Session) -> Result<Store> {
         let (link, listener) = Link::start(rendezvous, member, session)?;
-        Ok(Store { link, listener: Some(listener), server: None, _transport: None })
+        Ok(Store { link, listener: Some(listener), server: None, _transport: None, can_connect: true })
+    }
+
+    /// An error if the ranks of this store cannot grow in number.
+    pub(crate) fn check_growth(&self) -> Result<()> {
+        match self.can_connect {
+            true => Ok(()),
+            false => Err(Error::from(UnsupportedError {
+                what: "grow".into(),
+                why: "the ranks meet over an MPI, which takes in no others".into(),
+                remedy: "start the job again with more ranks, or with `phalanx launch`".into(),
+            })),
+        }
+    }
+
+    /// Another connection to the store, as rank `rank` of a communicator that grows. New ranks [`enter`](Store::enter) beside.
+    pub(crate) fn grow(&self, growth: Growth, rank: u32, timeout: Duration) -> Result<Store> {
+        // Which rank hosts the store is known when they have met.
+        let rendezvous = Rendezvous { host: Host::Launcher, ..self.link.rendezvous.clone() };
+        let deadline = after(Instant::now(), timeout);
+        let session = connect::join(&rendezvous, Client::Growing(rank, growth), deadline)?;
+        let member = Member { role: Role::Rank, rank, size: growth.size };
+        let mut grown = Store::start(&rendezvous, member, session)?;
+        grown.server.clone_from(&self.server);
+        Ok(grown)
+    }
+
+    /// Connects as a new rank, in the next place of a communicator of the job that grows; `None` if none does now.
+    pub(crate) fn enter(rendezvous: &Rendezvous, timeout: Duration) -> Result<Option<Store>> {
+        let rendezvous = Rendezvous { host: Host::Launcher, ..rendezvous.clone() };
+        let Some(session) = connect::enter(&rendezvous, after(Instant::now(), timeout))? else {
+            return Ok(None);
+        };
+        let (rank, size) = session.place;
+        Store::start(&rendezvous, Member { role: Role::Rank, rank, size }, session).map(Some)
+    }
+
+    /// This member's rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.link.member.rank as usize
+    }
+
+    /// Whether the store runs in this process.
+    pub(crate) fn is_hosted_here(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Tells it which rank's process hosts the store.
+    pub(crate) fn set_host(&self, rank: usize) {
+        self.link.set_host(Host::Rank(u32::try_from(rank).unwrap_or(u32::MAX)));
     }
 
     /// Hosts the server in this member, until the member has left.
     pub fn hosting(mut self, server: Server) -> Store {
-        self.server = Some(server);
+        self.server = Some(Arc::new(server));
         self
     }
 
@@ -175,10 +230,11 @@ impl Store {
     }
 
     /// Leaves the job; a member's last call. The member that hosts the store waits here until the others have
-    /// called it or are lost, at most for the timeout: they need the store until then.
+    /// called it or are lost, at most for the timeout: they need the store until then. If this process is a member in another group, too,
+    /// the store goes on, and nobody waits.
     pub fn finish(&self, timeout: Duration) {
         const KEY: &str = "phalanx/finish";
-        if self.server.is_some() {
+        if self.server.as_ref().is_some_and(|server| Arc::strong_count(server) == 1) {
             let _ = self.exchange(KEY, &[], timeout);
         } else {
             let wait = millis(timeout);

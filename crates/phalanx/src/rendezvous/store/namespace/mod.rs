@@ -13,6 +13,35 @@ const MAX_STORED: usize = 64 << 20;
 /// Bytes counted for a key beside its own.
 const KEY_COST: usize = 128;
 
+/// A group of members, which has a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// The ranks that the job began with.
+    Ranks,
+    /// The launchers.
+    Nodes,
+    /// The ranks of a communicator that has grown, by the growth's number.
+    Grown(u64),
+}
+
+impl Group {
+    /// The group of a job's first members with a role.
+    pub fn of(role: Role) -> Group {
+        match role {
+            Role::Rank => Group::Ranks,
+            Role::Node => Group::Nodes,
+        }
+    }
+
+    /// What its members are.
+    pub fn role(self) -> Role {
+        match self {
+            Group::Ranks | Group::Grown(_) => Role::Rank,
+            Group::Nodes => Role::Node,
+        }
+    }
+}
+
 /// Replies, each with the ranks it is for.
 pub type Outbox = Vec<Letter>;
 
@@ -169,9 +198,21 @@ impl Namespace {
         self.here.len() + self.ended.len()
     }
 
-    /// Whether some members have come and others have not.
+    /// Whether some members are here and others have not come.
     pub fn is_incomplete(&self) -> bool {
-        self.joined() > 0 && !self.is_complete()
+        !self.is_empty() && !self.is_complete()
+    }
+
+    /// Whether no member is connected.
+    pub fn is_empty(&self) -> bool {
+        self.here.is_empty()
+    }
+
+    /// The first of the last members, from `first` on, that nobody has been yet. `None` also where a member is gone: the others will not
+    /// go on with the rest.
+    pub fn free_place(&self, first: u32) -> Option<u32> {
+        let free = || (first..self.size?).find(|rank| !self.here.contains(rank));
+        free().filter(|_| self.ended.is_empty())
     }
 
     /// The members that have not come.
@@ -244,6 +285,8 @@ impl Namespace {
                 out.push(Letter { to, reply: Reply::Message { from: rank, value } });
             }
             Request::Join { .. }
+            | Request::Grow { .. }
+            | Request::Enter { .. }
             | Request::Heartbeat
             | Request::Deaf
             | Request::Goodbye

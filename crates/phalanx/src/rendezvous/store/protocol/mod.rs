@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of greetings and messages. Both sides must have the same.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 /// How many heartbeats a side sends in the time of silence after which it counts as lost.
 pub const HEARTBEATS: u32 = 4;
@@ -61,6 +61,17 @@ impl Role {
             Role::Node => "node",
         }
     }
+}
+
+/// A communicator that takes in new ranks: its members and they meet as the ranks of a group of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Growth {
+    /// Random: the same for its members, and no other growth's.
+    pub number: u64,
+    /// Its members, which are the first ranks of the group.
+    pub members: u32,
+    /// With the new ranks.
+    pub size: u32,
 }
 
 /// The first bytes of a connection, each way.
@@ -208,6 +219,24 @@ pub enum Request {
         /// How.
         end: End,
     },
+    /// The first request of a member of a communicator that grows.
+    Grow {
+        /// Which.
+        growth: Growth,
+        /// Its rank there.
+        rank: u32,
+        /// How often the job was restarted.
+        epoch: u32,
+        /// The job's name.
+        job: String,
+    },
+    /// The first request of a new rank: asks for the next place in a communicator that grows.
+    Enter {
+        /// How often the job was restarted.
+        epoch: u32,
+        /// The job's name.
+        job: String,
+    },
 }
 
 /// A message on a connection that carries several members.
@@ -222,8 +251,12 @@ pub struct Carried<M> {
 /// A reply or a notification of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To `Join`: welcome.
+    /// To `Join`, `Grow` and `Enter`: welcome.
     Welcome {
+        /// The client's rank, or the node's number.
+        rank: u32,
+        /// The number of members.
+        size: u32,
         /// A side that sends nothing for this long, in milliseconds, counts as lost.
         silence: u32,
         /// The store's thread.
@@ -295,6 +328,8 @@ pub enum Reply {
     Heartbeat,
     /// The store shuts down normally.
     Goodbye,
+    /// To `Enter`: no communicator asks for new ranks now. The connection ends.
+    NoPlace,
 }
 
 /// How a member ended.
@@ -358,6 +393,8 @@ impl Request {
             Request::Get { key, .. } | Request::Add { key, .. } => (key, &[]),
             Request::Send { value, .. } => ("", value),
             Request::Join { .. }
+            | Request::Grow { .. }
+            | Request::Enter { .. }
             | Request::Heartbeat
             | Request::Deaf
             | Request::Goodbye
@@ -457,6 +494,7 @@ impl Reply {
             | Reply::Gone { id, .. } => Some(*id),
             Reply::All { ids, .. } => ids.first().copied(),
             Reply::Welcome { .. }
+            | Reply::NoPlace
             | Reply::Message { .. }
             | Reply::Lost { .. }
             | Reply::Heartbeat

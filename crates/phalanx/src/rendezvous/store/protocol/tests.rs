@@ -8,6 +8,12 @@ fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (role, any::<u32>(), any::<u32>(), any::<u32>(), key())
             .prop_map(|(role, rank, size, epoch, job)| Request::Join { role, rank, size, epoch, job }),
+        (any::<u64>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>(), key()).prop_map(
+            |(number, members, size, rank, epoch, job)| {
+                Request::Grow { growth: Growth { number, members, size }, rank, epoch, job }
+            }
+        ),
+        (any::<u32>(), key()).prop_map(|(epoch, job)| Request::Enter { epoch, job }),
         (any::<u64>(), key(), bytes(), any::<bool>()).prop_map(|(id, key, value, keep)| Request::Set {
             id,
             key,
@@ -44,7 +50,10 @@ fn reply() -> impl Strategy<Value = Reply> {
         ]
     };
     prop_oneof![
-        any::<u32>().prop_map(|silence| Reply::Welcome { silence, thread: crate::os::ThreadMark::own() }),
+        (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(rank, size, silence)| {
+            Reply::Welcome { rank, size, silence, thread: crate::os::ThreadMark::own() }
+        }),
+        Just(Reply::NoPlace),
         (any::<u64>(), ".{0,50}").prop_map(|(id, reason)| Reply::Refused { id, reason }),
         (any::<u64>(), bytes()).prop_map(|(id, value)| Reply::Value { id, value }),
         (any::<u64>(), any::<i64>()).prop_map(|(id, value)| Reply::Sum { id, value }),

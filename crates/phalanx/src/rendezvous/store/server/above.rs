@@ -5,7 +5,7 @@ use super::{Server, Service, refused};
 use crate::rendezvous::store::Token;
 use crate::rendezvous::store::address::Listeners;
 use crate::rendezvous::store::client::Carrier;
-use crate::rendezvous::store::namespace::Letter;
+use crate::rendezvous::store::namespace::{Group, Letter};
 use crate::rendezvous::store::protocol::{Carried, End, Reply, Request, Role};
 use crate::rendezvous::store::{Rendezvous, Settings};
 use crate::types::error::Result;
@@ -47,11 +47,11 @@ impl Service {
         if role != Role::Rank {
             return Some("this store is for the ranks of a host".to_owned());
         }
-        if self.members.contains_key(&(role, rank)) {
+        if self.members.contains_key(&(Group::Ranks, rank)) {
             return Some(format!("two processes claim to be rank {rank}"));
         }
-        self.members.insert((role, rank), id);
-        connection.wait_for(role, rank);
+        self.members.insert((Group::Ranks, rank), id);
+        connection.wait_for(Group::Ranks, rank);
         above.post(rank, join);
         None
     }
@@ -77,29 +77,29 @@ impl Service {
                         ranks.iter().partition(|rank| self.is_awaited(**rank));
                     awaited.iter().for_each(|rank| self.decide_above(*rank, Err(reason.clone())));
                     self.deliver(
-                        Role::Rank,
+                        Group::Ranks,
                         vec![Letter { to: members, reply: Reply::Refused { id: 0, reason } }],
                     );
                 }
-                reply => self.deliver(Role::Rank, vec![Letter { to: ranks, reply }]),
+                reply => self.deliver(Group::Ranks, vec![Letter { to: ranks, reply }]),
             }
         }
         Above::Goes
     }
 
     fn is_awaited(&self, rank: u32) -> bool {
-        let id = self.members.get(&(Role::Rank, rank));
+        let id = self.members.get(&(Group::Ranks, rank));
         id.and_then(|id| self.connections.get(id)).is_some_and(ServerConnection::is_awaited)
     }
 
     fn decide_above(&mut self, rank: u32, outcome: std::result::Result<(), String>) {
-        let Some(id) = self.members.get(&(Role::Rank, rank)).copied() else {
+        let Some(id) = self.members.get(&(Group::Ranks, rank)).copied() else {
             return;
         };
         if outcome.is_err() {
-            self.members.remove(&(Role::Rank, rank));
+            self.members.remove(&(Group::Ranks, rank));
         }
-        self.answer_join(id, Role::Rank, rank, outcome);
+        self.answer_join(id, Group::Ranks, rank, outcome);
         // It may have asked for something with its introduction.
         self.read(id, std::time::Instant::now());
     }

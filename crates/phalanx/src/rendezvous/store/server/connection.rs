@@ -3,10 +3,11 @@
 use super::{Settings, is_not_now};
 use crate::os::Wire;
 use crate::rendezvous::store::cipher::{Cipher, Identity};
+use crate::rendezvous::store::namespace::Group;
 use crate::rendezvous::store::output::Output;
 use crate::rendezvous::store::protocol::{
-    Carried, End, Greeting, HEARTBEATS, MAX_EXCHANGE, MAX_JOIN, MAX_REQUEST, Malformed, Reply, Request, Role,
-    Side, VERSION,
+    Carried, End, Greeting, Growth, HEARTBEATS, MAX_EXCHANGE, MAX_JOIN, MAX_REQUEST, Malformed, Reply,
+    Request, Role, Side, VERSION,
 };
 use crate::rendezvous::store::session;
 use crate::rendezvous::store::session::Key;
@@ -61,8 +62,8 @@ enum Members {
     /// It is about to be admitted or refused.
     Undecided,
     /// The store above decides on it.
-    Awaited(Role, u32),
-    One(Role, u32),
+    Awaited(Group, u32),
+    One(Group, u32),
     /// Ranks of a host.
     Carried(BTreeSet<u32>),
 }
@@ -78,8 +79,20 @@ pub enum Step {
         epoch: u32,
         job: String,
     },
+    /// A member of a communicator that grows joins its group.
+    Grow {
+        growth: Growth,
+        rank: u32,
+        epoch: u32,
+        job: String,
+    },
+    /// A new rank asks for a place.
+    Enter {
+        epoch: u32,
+        job: String,
+    },
     Ask {
-        role: Role,
+        group: Group,
         rank: u32,
         request: Request,
     },
@@ -130,10 +143,10 @@ impl ServerConnection {
     }
 
     /// Its members.
-    pub fn members(&self) -> Vec<(Role, u32)> {
+    pub fn members(&self) -> Vec<(Group, u32)> {
         match self.joined() {
-            Some(Members::Awaited(role, rank) | Members::One(role, rank)) => vec![(*role, *rank)],
-            Some(Members::Carried(ranks)) => ranks.iter().map(|rank| (Role::Rank, *rank)).collect(),
+            Some(Members::Awaited(group, rank) | Members::One(group, rank)) => vec![(*group, *rank)],
+            Some(Members::Carried(ranks)) => ranks.iter().map(|rank| (Group::Ranks, *rank)).collect(),
             _ => Vec::new(),
         }
     }
@@ -161,15 +174,15 @@ impl ServerConnection {
     }
 
     /// Notes that the store above decides on its member.
-    pub fn wait_for(&mut self, role: Role, rank: u32) {
-        self.set_members(Members::Awaited(role, rank));
+    pub fn wait_for(&mut self, group: Group, rank: u32) {
+        self.set_members(Members::Awaited(group, rank));
     }
 
     /// Admits its member, or one that it carries.
-    pub fn admit(&mut self, role: Role, rank: u32) {
+    pub fn admit(&mut self, group: Group, rank: u32) {
         match &mut self.phase {
             Phase::Proved { members: Members::Carried(ranks), .. } => drop(ranks.insert(rank)),
-            _ => self.set_members(Members::One(role, rank)),
+            _ => self.set_members(Members::One(group, rank)),
         }
     }
 
@@ -295,6 +308,8 @@ impl ServerConnection {
                     Request::Join { role, rank, size, epoch, job } => {
                         Step::Join { role, rank, size, epoch, job }
                     }
+                    Request::Grow { growth, rank, epoch, job } => Step::Grow { growth, rank, epoch, job },
+                    Request::Enter { epoch, job } => Step::Enter { epoch, job },
                     Request::Carry { epoch, job } => Step::Carry { epoch, job },
                     _ => return Err(Malformed("it does not say who it is")),
                 };
@@ -320,9 +335,9 @@ impl ServerConnection {
                         let request = Carried::<Request>::decode(opened.message)?;
                         carried_step(ranks, request, &mut self.end)?
                     }
-                    Members::One(role, rank) => {
+                    Members::One(group, rank) => {
                         let request = Request::decode(opened.message)?;
-                        own_step(Some((*role, *rank)), request, &mut self.end)?
+                        own_step(Some((*group, *rank)), request, &mut self.end)?
                     }
                     Members::Undecided | Members::Awaited(..) => return Ok(None),
                 };
@@ -434,14 +449,18 @@ impl ServerConnection {
 }
 
 /// The step for a request of a connection's own: of its member, or of the carrier itself.
-fn own_step(member: Option<(Role, u32)>, request: Request, end: &mut Option<End>) -> Result<Step, Malformed> {
+fn own_step(
+    member: Option<(Group, u32)>,
+    request: Request,
+    end: &mut Option<End>,
+) -> Result<Step, Malformed> {
     match (request, member) {
         (Request::Heartbeat, _) => {}
         (Request::Goodbye, _) => *end = Some(End::Left),
         (Request::Deaf, _) => *end = Some(End::Deaf),
-        (Request::Join { .. } | Request::Carry { .. }, _) => return Err(Malformed("it joins twice")),
+        (request, _) if is_introduction(&request) => return Err(Malformed("it joins twice")),
         (Request::Ended { .. }, _) | (_, None) => return Err(Malformed("it carries no such member")),
-        (request, Some((role, rank))) => return Ok(Step::Ask { role, rank, request }),
+        (request, Some((group, rank))) => return Ok(Step::Ask { group, rank, request }),
     }
     Ok(Step::Nothing)
 }
@@ -464,9 +483,15 @@ fn carried_step(
         // A member that was refused may have asked or ended before it knew.
         _ if !members.contains(&rank) => Ok(Step::Nothing),
         Request::Ended { end } => Ok(Step::Ended { rank, end }),
-        Request::Join { .. } | Request::Carry { .. } => Err(Malformed("it joins twice")),
-        request => Ok(Step::Ask { role: Role::Rank, rank, request }),
+        request if is_introduction(&request) => Err(Malformed("it joins twice")),
+        request => Ok(Step::Ask { group: Group::Ranks, rank, request }),
     }
+}
+
+/// Whether a request can only be a client's first.
+fn is_introduction(request: &Request) -> bool {
+    use Request::{Carry, Enter, Grow, Join};
+    matches!(request, Join { .. } | Grow { .. } | Enter { .. } | Carry { .. })
 }
 
 /// Takes a reply's table out: it is sent beside it.

@@ -4,14 +4,16 @@
 //! falls silent, or does not read its replies. The others are only notified which member is lost.
 
 mod above;
+mod admission;
 mod connection;
+mod groups;
 
 use crate::os::{ThreadMark, Waker, Wire, poll_sockets};
 use crate::rendezvous::store::address::{Listeners, host_and_port, literal_ip, look_up};
 use crate::rendezvous::store::cipher::Identity;
 use crate::rendezvous::store::client::Carrier;
-use crate::rendezvous::store::namespace::{Letter, Namespace, Outbox};
-use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Request, Role};
+use crate::rendezvous::store::namespace::{Group, Outbox};
+use crate::rendezvous::store::protocol::{End, HEARTBEATS, Reply, Request};
 use crate::rendezvous::store::stall::StallDetector;
 use crate::rendezvous::store::token::Token;
 use crate::types::error::{Error, Result, UsageError};
@@ -19,10 +21,10 @@ use crate::watch::deadline::after;
 use crate::watch::{Reminder, say_missing};
 use above::Above;
 use connection::{ServerConnection, Step};
+use groups::Groups;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
-use std::result::Result as StdResult;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -166,8 +168,7 @@ impl Server {
             token,
             above,
             identity,
-            ranks: Namespace::new(Role::Rank, settings.ranks, settings.ranks_job.clone()),
-            nodes: Namespace::new(Role::Node, settings.nodes, settings.nodes_job.clone()),
+            groups: Groups::new(&settings),
             reminders: HashMap::new(),
             turned_away: HashSet::new(),
             settings,
@@ -252,13 +253,12 @@ struct Service {
     /// The TLS key, if the job encrypts.
     identity: Option<Identity>,
     settings: Settings,
-    ranks: Namespace,
-    nodes: Namespace,
+    groups: Groups,
     /// In the order in which they were accepted.
     connections: BTreeMap<u64, ServerConnection>,
-    members: HashMap<(Role, u32), u64>,
+    members: HashMap<(Group, u32), u64>,
     /// When to say which members have not come.
-    reminders: HashMap<Role, Reminder>,
+    reminders: HashMap<Group, Reminder>,
     /// Whom it has said to have turned away: host and reason.
     turned_away: HashSet<(String, String)>,
     accepted: u64,
@@ -293,10 +293,10 @@ impl Service {
                 Above::Lost => return,
             }
             self.accept(now);
-            for role in [Role::Rank, Role::Node] {
+            for group in self.groups.all() {
                 let mut out = Vec::new();
-                self.namespace(role).expire(now, &mut out);
-                self.deliver(role, out);
+                self.groups.of(group).expire(now, &mut out);
+                self.deliver(group, out);
             }
             self.show_life(now);
             // One write for each connection and round.
@@ -336,14 +336,16 @@ impl Service {
 
     /// Says which members have not come while others wait for them.
     fn remind(&mut self, now: Instant) {
-        for role in [Role::Rank, Role::Node] {
-            if !self.namespace(role).is_incomplete() {
-                self.reminders.remove(&role);
+        let groups = self.groups.all();
+        self.reminders.retain(|group, _| groups.contains(group));
+        for group in groups {
+            if !self.groups.of(group).is_incomplete() {
+                self.reminders.remove(&group);
                 continue;
             }
-            let reminder = self.reminders.entry(role).or_insert_with(|| Reminder::start(now));
+            let reminder = self.reminders.entry(group).or_insert_with(|| Reminder::start(now));
             if let Some(waited) = reminder.due(now) {
-                say_missing(role.name(), &self.namespace(role).missing(), waited);
+                say_missing(group.role().name(), &self.groups.of(group).missing(), waited);
             }
         }
     }
@@ -364,24 +366,16 @@ impl Service {
     /// Waits for events; returns the connections that can be read.
     fn wait(&self) -> Vec<u64> {
         let now = Instant::now();
-        let namespaces = [self.ranks.next_deadline(), self.nodes.next_deadline()];
         let connections = self.connections.values().filter(|connection| !connection.is_awaited());
         let connections = connections.map(|connection| connection.next_deadline(&self.settings));
         let above = self.above.as_ref().map(|_| now + self.settings.silence);
-        let next = namespaces.into_iter().flatten().chain(connections).chain(above).min();
+        let next = self.groups.next_deadline().into_iter().chain(connections).chain(above).min();
         // With a connection to watch, poll eight times per silence.
         let timeout = next.map(|next| next.saturating_duration_since(now).min(self.settings.silence / 8));
         let mut streams: Vec<_> = self.connections.values().map(ServerConnection::interest).collect();
         streams.extend(self.above.as_ref().map(Carrier::interest));
         let ready = poll_sockets(&self.listeners, &self.waker, &streams, timeout);
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(id, _)| *id).collect()
-    }
-
-    fn namespace(&mut self, role: Role) -> &mut Namespace {
-        match role {
-            Role::Rank => &mut self.ranks,
-            Role::Node => &mut self.nodes,
-        }
     }
 
     /// Accepts connections, and reads what they have sent already.
@@ -404,7 +398,7 @@ impl Service {
         }
         for (stream, peer) in accepted {
             let (oldest, count) = self.strangers();
-            if let Some(oldest) = oldest.filter(|_| count >= self.expected() + MAX_UNAUTHENTICATED) {
+            if let Some(oldest) = oldest.filter(|_| count >= self.groups.expected() + MAX_UNAUTHENTICATED) {
                 crate::os::log::warn!("too many connections that prove nothing: the oldest is cut off");
                 self.connections.remove(&oldest);
             }
@@ -416,11 +410,6 @@ impl Service {
         }
     }
 
-    /// The number of members that are expected, as far as it is known.
-    fn expected(&self) -> usize {
-        [&self.ranks, &self.nodes].iter().map(|namespace| namespace.size().unwrap_or(0) as usize).sum()
-    }
-
     /// The oldest connection that has not proved that it belongs to the job, and the number of these.
     fn strangers(&self) -> (Option<u64>, usize) {
         let mut strangers = self.connections.iter().filter(|(_, connection)| !connection.is_trusted());
@@ -430,7 +419,7 @@ impl Service {
 
     /// Closes connections that have said nothing, if there are more than the members need.
     fn close_silent(&mut self, now: Instant) {
-        let surplus = self.strangers().1.saturating_sub(self.expected() + MAX_SILENT);
+        let surplus = self.strangers().1.saturating_sub(self.groups.expected() + MAX_SILENT);
         if surplus == 0 {
             return;
         }
@@ -465,110 +454,43 @@ impl Service {
                     if self.above.is_some() {
                         let join = Request::Join { role, rank, size, epoch, job };
                         if let Some(problem) = self.ask_above(id, role, rank, join) {
-                            self.answer_join(id, role, rank, Err(problem));
+                            self.answer_join(id, Group::of(role), rank, Err(problem));
                         }
                         return;
                     }
                     let outcome = self.admit(role, rank, size, epoch, &job);
-                    self.answer_join(id, role, rank, outcome);
+                    self.answer_join(id, Group::of(role), rank, outcome);
                 }
+                Step::Grow { growth, rank, epoch, job } => {
+                    self.admit_growing(id, growth, rank, epoch, &job);
+                }
+                Step::Enter { epoch, job } => self.admit_newcomer(id, epoch, &job),
                 Step::Carry { epoch, job } => self.admit_carrier(id, epoch, &job),
                 Step::Ended { rank, end } => {
                     if connection.forget(rank) {
-                        self.end_member(Role::Rank, rank, end);
+                        self.end_member(Group::Ranks, rank, end);
                     }
                 }
-                Step::Ask { role: _, rank, request } if self.above.is_some() => {
+                Step::Ask { group: _, rank, request } if self.above.is_some() => {
                     if let Some(above) = &mut self.above {
                         above.post(rank, request);
                     }
                 }
-                Step::Ask { role, rank, request } => {
+                Step::Ask { group, rank, request } => {
                     let mut out = Vec::new();
-                    self.namespace(role).handle(rank, request, now, &mut out);
-                    self.deliver(role, out);
+                    self.groups.of(group).handle(rank, request, now, &mut out);
+                    self.deliver(group, out);
                 }
             }
         }
-    }
-
-    /// Lets a connection carry the ranks of a host, or refuses it.
-    fn admit_carrier(&mut self, id: u64, epoch: u32, job: &str) {
-        let current = self.settings.epoch;
-        let problem = match self.above {
-            Some(_) => Err("this store is for the ranks of a host".to_owned()),
-            None if epoch != current => {
-                Err(format!("its ranks are of epoch {epoch}, and the job is in epoch {current}"))
-            }
-            None => self.ranks.check_job("a host's launcher", job),
-        };
-        let welcome = self.welcome();
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        match problem {
-            Ok(()) => {
-                connection.send(&[], welcome);
-                connection.carry();
-            }
-            Err(reason) => {
-                connection.send(&[], Reply::Refused { id: 0, reason: reason.clone() });
-                connection.cut_off(reason);
-            }
-        }
-    }
-
-    fn welcome(&self) -> Reply {
-        let silence = u32::try_from(self.settings.silence.as_millis()).unwrap_or(u32::MAX);
-        Reply::Welcome { silence, thread: self.thread.clone() }
-    }
-
-    /// Takes a member in, or says why not.
-    fn admit(&mut self, role: Role, rank: u32, size: u32, epoch: u32, job: &str) -> StdResult<(), String> {
-        let current = self.settings.epoch;
-        if role == Role::Rank && epoch != current {
-            return Err(format!("rank {rank} is of epoch {epoch}, and the job is in epoch {current}"));
-        }
-        // The members of another job do no harm: those of this one may still come.
-        let client = format!("{} {rank}", role.name());
-        self.namespace(role).check_job(&client, job)?;
-        let mut out = Vec::new();
-        let outcome = self.namespace(role).join(rank, size, job, &mut out);
-        self.deliver(role, out);
-        outcome
-    }
-
-    fn answer_join(&mut self, id: u64, role: Role, rank: u32, outcome: StdResult<(), String>) {
-        let mut out = Vec::new();
-        let welcome = self.welcome();
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        match outcome {
-            Ok(()) => {
-                self.members.insert((role, rank), id);
-                connection.admit(role, rank);
-                connection.send(&[rank], welcome);
-                // Notify it of members lost before it joined.
-                let lost = self.namespace(role).lost();
-                out.extend(lost.map(|(lost, end)| Letter::to(rank, Reply::Lost { rank: lost, end })));
-            }
-            Err(reason) => {
-                connection.send(&[rank], Reply::Refused { id: 0, reason: reason.clone() });
-                if !connection.carries() {
-                    connection.cut_off(reason);
-                }
-            }
-        }
-        self.deliver(role, out);
     }
 
     /// Queues replies, each once for every connection. While there are many, the members without one hear that the store is alive.
-    fn deliver(&mut self, role: Role, out: Outbox) {
+    fn deliver(&mut self, group: Group, out: Outbox) {
         let longest = self.settings.silence / ROUNDS_OF_SILENCE;
         let mut began = Instant::now();
         for letter in out {
-            for (id, places) in self.connections_of(role, &letter.to) {
+            for (id, places) in self.connections_of(group, &letter.to) {
                 if began.elapsed() >= longest {
                     began = Instant::now();
                     self.show_life(began);
@@ -583,10 +505,10 @@ impl Service {
     }
 
     /// The connections of some members, each with their places in `ranks`.
-    fn connections_of(&self, role: Role, ranks: &[u32]) -> BTreeMap<u64, Vec<usize>> {
+    fn connections_of(&self, group: Group, ranks: &[u32]) -> BTreeMap<u64, Vec<usize>> {
         let mut found = BTreeMap::<u64, Vec<usize>>::new();
         for (place, rank) in ranks.iter().enumerate() {
-            if let Some(id) = self.members.get(&(role, *rank)) {
+            if let Some(id) = self.members.get(&(group, *rank)) {
                 found.entry(*id).or_default().push(place);
             }
         }
@@ -613,14 +535,14 @@ impl Service {
         }
     }
 
-    fn end_connection(&mut self, id: u64, members: Vec<(Role, u32)>, end: End) {
+    fn end_connection(&mut self, id: u64, members: Vec<(Group, u32)>, end: End) {
         let is_stranger = members.is_empty();
         let carries = self.connections.get(&id).is_some_and(ServerConnection::carries);
-        for (role, rank) in members {
+        for (group, rank) in members {
             // A carrier that leaves lets those down whom it still has.
             let end = if carries && end == End::Left { End::Closed } else { end };
-            self.members.insert((role, rank), id);
-            self.end_member(role, rank, end);
+            self.members.insert((group, rank), id);
+            self.end_member(group, rank, end);
         }
         let removed = self.connections.remove(&id);
         let fault = removed.as_ref().and_then(|gone| Some((gone.peer(), gone.fault()?)));
@@ -632,27 +554,27 @@ impl Service {
     }
 
     /// Records the end of a member, and notifies the others.
-    fn end_member(&mut self, role: Role, rank: u32, end: End) {
+    fn end_member(&mut self, group: Group, rank: u32, end: End) {
         if self.above.is_some() {
-            self.members.remove(&(role, rank));
+            self.members.remove(&(group, rank));
             return self.end_above(rank, end);
         }
         if end != End::Left {
-            crate::os::log::warn!("{} {rank} is lost: {end}", role.name());
+            crate::os::log::warn!("{} {rank} is lost: {end}", group.role().name());
         }
         let mut out = Vec::new();
-        self.namespace(role).ended(rank, end, &mut out);
-        self.deliver(role, out);
+        self.groups.of(group).ended(rank, end, &mut out);
+        self.deliver(group, out);
         self.flush();
-        self.members.remove(&(role, rank));
+        self.members.remove(&(group, rank));
     }
 
     fn begin_epoch(&mut self, epoch: u32) {
         self.settings.epoch = epoch;
-        self.ranks = Namespace::new(Role::Rank, self.settings.ranks, self.settings.ranks_job.clone());
-        self.members.retain(|(role, _), _| *role != Role::Rank);
+        self.groups.forget_ranks(&self.settings);
+        self.members.retain(|(group, _), _| *group == Group::Nodes);
         let is_old = |connection: &ServerConnection| {
-            connection.carries() || connection.members().iter().any(|(role, _)| *role == Role::Rank)
+            connection.carries() || connection.members().iter().any(|(group, _)| *group != Group::Nodes)
         };
         for connection in self.connections.values_mut().filter(|connection| connection.carries()) {
             connection.send(&[], Reply::Goodbye);
