@@ -223,6 +223,8 @@ pub const UCP_AM_HANDLER_PARAM_FIELDS: u64 = 0b1111;
 /// A message is handed over as a whole.
 pub const UCP_AM_FLAG_WHOLE_MSG: u32 = 1;
 
+/// The message's data goes with its header, however long it is.
+pub const UCP_AM_SEND_FLAG_EAGER: u32 = 1 << 1;
 /// The receiver fetches the message's data, however short it is.
 pub const UCP_AM_SEND_FLAG_RNDV: u32 = 1 << 2;
 

@@ -59,7 +59,7 @@ mod flags;
 #[path = "../../phalanx/src/api/request/outcome.rs"]
 mod outcome;
 
-use flags::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, StampedLine, StampedWord};
+use flags::{Counter, Fences, Gate, LINE_PAYLOAD, NumberedWords, Park, Signals, StampedLine, StampedWord};
 use loom::sync::Arc;
 use loom::thread;
 use os::sync::{AtomicU32, Ordering, UnsafeCell};
@@ -268,6 +268,114 @@ fn no_wake_up_is_lost() {
         // The publisher is through: a sleeper that did not see its progress must have been woken.
         assert!(ready || !own.is_asleep(turn), "asleep for ever");
         Park::finish(std::iter::once(awaited));
+    });
+}
+
+/// A rank waits for a signal, reads what was put before it, and signals that its part may be written again.
+#[test]
+fn a_signal_covers_what_was_put_before() {
+    loom::model(|| {
+        let window = Arc::new((UnsafeCell::new(0u32), Signals::new(), Signals::new()));
+        let wait = |signals: &Signals, count| {
+            while signals.given() < count {
+                thread::yield_now();
+            }
+        };
+        let reader = {
+            let window = window.clone();
+            thread::spawn(move || {
+                let (part, there, back) = &*window;
+                for count in 1..=2 {
+                    wait(there, count);
+                    // SAFETY: signaled, and its writer waits for the signal back; loom looks whether that is so.
+                    part.with(|value| assert_eq!(u64::from(unsafe { *value }), count));
+                    back.give();
+                }
+            })
+        };
+        let (part, there, back) = &*window;
+        for count in 1..=2 {
+            // SAFETY: its reader waits for the signal, or has given one back.
+            part.with_mut(|value| unsafe { *value = count });
+            there.give();
+            wait(back, count.into());
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// Either a rank that waits for a signal sees it before it sleeps, or the one who gives it sees the sleeper.
+#[test]
+fn no_signal_leaves_its_rank_asleep() {
+    loom::model(|| {
+        let state = Arc::new((Park::new(), Park::new(), Signals::new()));
+        let giver = {
+            let state = state.clone();
+            thread::spawn(move || {
+                let (own, sleeper, signals) = &*state;
+                signals.give();
+                if own.has_sleepers(Fences::Symmetric) {
+                    sleeper.wake();
+                }
+            })
+        };
+        let (awaited, own, signals) = &*state;
+        let turn = own.prepare(std::iter::once(awaited), Fences::Symmetric);
+        let has_come = signals.given() == 1;
+        giver.join().unwrap();
+        assert!(has_come || !own.is_asleep(turn), "asleep for ever");
+        Park::finish(std::iter::once(awaited));
+    });
+}
+
+/// Two ranks have their parts to themselves before and after an epoch; in it each reads an element of the other's part and writes one. An
+/// epoch begins and ends when both have stamped a line, as in a barrier.
+#[test]
+fn a_part_is_its_ranks_own_between_epochs() {
+    struct Rank {
+        /// They alternate: a rank is at most one meeting ahead.
+        lines: [StampedLine; 2],
+        /// What its rank writes and the other reads, and the other way round.
+        part: [UnsafeCell<u64>; 2],
+    }
+    let mut explorer = loom::model::Builder::new();
+    explorer.preemption_bound = Some(3);
+    explorer.check(|| {
+        let rank = || Rank {
+            lines: [StampedLine::new(), StampedLine::new()],
+            part: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        };
+        let ranks = Arc::new([rank(), rank()]);
+        let run = |own: usize, ranks: &[Rank; 2]| {
+            let (rank, peer) = (&ranks[own], &ranks[1 - own]);
+            let meet = |stamp: u64| {
+                let line = stamp as usize % 2;
+                // SAFETY: no bytes.
+                unsafe { rank.lines[line].write(stamp, [].as_ptr(), 0) };
+                while !peer.lines[line].is(stamp) {
+                    thread::yield_now();
+                }
+            };
+            for epoch in 0..2u64 {
+                let value = |of: usize| 10 * epoch + of as u64;
+                // SAFETY: outside of epochs a part is its rank's own; loom looks whether that is so.
+                rank.part[0].with_mut(|element| unsafe { *element = value(own) });
+                meet(2 * epoch + 1);
+                // SAFETY: in the epoch its rank leaves the part alone, and the two elements are not the same.
+                peer.part[0].with(|element| assert_eq!(unsafe { *element }, value(1 - own)));
+                // SAFETY: as above.
+                peer.part[1].with_mut(|element| unsafe { *element = value(own) + 5 });
+                meet(2 * epoch + 2);
+                // SAFETY: as before the epoch.
+                rank.part[1].with(|element| assert_eq!(unsafe { *element }, value(1 - own) + 5));
+            }
+        };
+        let peer = {
+            let ranks = ranks.clone();
+            thread::spawn(move || run(1, &ranks))
+        };
+        run(0, &ranks);
+        peer.join().unwrap();
     });
 }
 

@@ -68,7 +68,7 @@ mod flags;
 #[path = "../../phalanx/src/backend/host/grid.rs"]
 mod grid;
 
-use flags::{Counter, Fences, Gate, NumberedWords, Park, StampedLine};
+use flags::{Counter, Fences, Gate, NumberedWords, Park, Signals, StampedLine};
 use grid::Grid;
 use os::sync::{AtomicU32, Ordering, UnsafeCell};
 use phalanx_testkit::suite::cases;
@@ -221,6 +221,56 @@ fn receive_any(count: usize, messages: u64) {
 fn a_rank_that_receives_from_any_other_misses_no_message() {
     explore(|| receive_any(2, 3));
     explore(|| receive_any(4, 2));
+}
+
+/// One rank's part of a window in a ring, and the signals that it gets from both sides.
+struct Windowed {
+    park: Park,
+    part: UnsafeCell<u64>,
+    put: Signals,
+    taken: Signals,
+}
+
+/// Each rank puts a number into the next one's part and signals; who has read it signals back. Ranks sleep at every wait.
+fn ring_of_signals(count: usize, rounds: u64, fences: Fences) {
+    let rank = || Windowed {
+        park: Park::new(),
+        part: UnsafeCell::new(0),
+        put: Signals::new(),
+        taken: Signals::new(),
+    };
+    let all: Vec<Windowed> = (0..count).map(|_| rank()).collect();
+    ranks(count, all, move |own, all: &Vec<Windowed>| {
+        let (next, before) = (&all[(own + 1) % count], (own + count - 1) % count);
+        let signal = |signals: &Signals| {
+            signals.give();
+            if all[own].park.has_sleepers(fences) {
+                all.iter().for_each(|rank| rank.park.wake());
+            }
+        };
+        let wait = |from: usize, signals: &Signals, wanted| {
+            let awaited = || std::iter::once(&all[from].park);
+            sleep_until(&all[own].park, awaited, fences, || signals.given() >= wanted);
+        };
+        for round in 1..=rounds {
+            // SAFETY: its rank has signaled that it has read what was there, and reads it again after the signal.
+            next.part.with_mut(|part| unsafe { *part = 100 * round + own as u64 });
+            signal(&next.put);
+            wait(before, &all[own].put, round);
+            // SAFETY: signaled, and the rank before this one waits for the signal back.
+            all[own].part.with(|part| assert_eq!(unsafe { *part }, 100 * round + before as u64));
+            signal(&all[before].taken);
+            wait((own + 1) % count, &all[own].taken, round);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_sleep_for_signals_are_woken_and_read_what_was_put() {
+    for fences in [Fences::Symmetric, Fences::Asymmetric] {
+        explore(move || ring_of_signals(2, 3, fences));
+        explore(move || ring_of_signals(4, 2, fences));
+    }
 }
 
 /// What one rank of a grid shows the others, in the slot of an operation.

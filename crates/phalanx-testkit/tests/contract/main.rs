@@ -147,6 +147,7 @@ fn main() -> ExitCode {
         topologies::SCENARIOS,
         jobs::SCENARIOS,
         one_sided::SCENARIOS,
+        one_sided::SHARED,
         files::SCENARIOS,
         one_sided::COMPARED,
         #[cfg(target_os = "linux")]

@@ -54,13 +54,11 @@ const GROUPS: [Group; 18] = [
     },
     Group { name: "portable", add: |job| all(job, portable::SCENARIOS), ranks: &[2], crowded: &[3] },
     Group { name: "objects", add: objects, ranks: &[2, 3], crowded: &[] },
-    Group { name: "one_sided", add: |job| all(job, one_sided::SCENARIOS), ranks: &[1, 2, 3], crowded: &[8] },
+    Group { name: "one_sided", add: one_sided, ranks: &[1, 2, 3], crowded: &[8] },
     // As between hosts: MPI moves the data. Open MPI 4.1's other component crashes in MPI_Compare_and_swap.
     Group {
         name: "one_sided_by_mpi",
-        add: |job| {
-            all(job.env("PHALANX_MPI_MAP_WINDOWS", "0").env("OMPI_MCA_osc", "ucx"), one_sided::SCENARIOS)
-        },
+        add: |job| one_sided(job.env("PHALANX_MPI_MAP_WINDOWS", "0").env("OMPI_MCA_osc", "ucx")),
         ranks: &[2, 3],
         crowded: &[],
     },
@@ -86,6 +84,10 @@ fn programs(job: Job, [short, long]: [&str; 2]) -> Job {
 
 fn all(job: Job, scenarios: &[Scenario]) -> Job {
     scenarios.iter().fold(job, |job, scenario| job.scenario(scenario.name, &[""]))
+}
+
+fn one_sided(job: Job) -> Job {
+    all(all(job, one_sided::SCENARIOS), one_sided::SHARED)
 }
 
 fn requests(job: Job) -> Job {

@@ -5,8 +5,8 @@
 use crate::mpi::MATRIX;
 use crate::world::{Done, all_equal, outcome, same};
 use crate::{
-    any_source, awaiting, communicators, float_modes, members, messages, objects, operations, peers, plain,
-    portable, prepared, requests, scans, topologies, values, vectors,
+    any_source, awaiting, communicators, float_modes, members, messages, objects, one_sided, operations,
+    peers, plain, portable, prepared, requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, PeerEvent, ReduceOp};
@@ -15,7 +15,8 @@ use phalanx_testkit::hosts::Elsewhere;
 use phalanx_testkit::processes::{Launch, describe, phase};
 use phalanx_testkit::random::ANY_ORDER;
 use phalanx_testkit::{Scenario, suite, ucx};
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 
@@ -28,7 +29,7 @@ const MANY: usize = 17;
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, &'static [usize], fn(usize) -> Launch);
 
-const GROUPS: [Group; 11] = [
+const GROUPS: [Group; 12] = [
     ("matrix", &[2, 3, 5], |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", &[2, 3, 5], |ranks| all(ranks, &[vectors::SCENARIOS])),
     ("plain", &[3], |ranks| all(ranks, &[plain::SCENARIOS])),
@@ -42,6 +43,7 @@ const GROUPS: [Group; 11] = [
         all(ranks, &[&[objects::SCENARIOS, values::SCENARIOS], &rest[..]].concat())
     }),
     ("portable", &[2, 3], |ranks| all(ranks, &[portable::SCENARIOS])),
+    ("one_sided", &[2, 3], |ranks| all(ranks, &[one_sided::SCENARIOS])),
     ("programs", &[2, 4], |ranks| {
         of(ranks, [("programs/short_blocks", "1"), ("programs/long_blocks", "2")].into_iter())
     }),
@@ -67,6 +69,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("ucx/mismatch", |comm, args| outcome(mismatch(&comm, &args[0]))),
     Scenario::rank("ucx/stopped", |comm, args| outcome(stopped(&comm, &args[0]))),
     Scenario::rank("ucx/late", |comm, args| outcome(late(comm, &args[0]))),
+    Scenario::rank("ucx/computing", |comm, args| outcome(computing(&comm, &args[0]))),
+    Scenario::rank("ucx/accessing", |comm, args| outcome(accessing(&comm, args))),
+    Scenario::rank("ucx/late_in_epoch", |comm, args| outcome(late_in_epoch(comm, &args[0]))),
+    Scenario::rank("ucx/nothing_shared", |comm, _| outcome(nothing_shared(&comm))),
+    Scenario::rank("ucx/within_hosts", |comm, _| outcome(within_hosts(&comm))),
 ];
 
 /// The sum of four ranks on two hosts tells by its bits in which order they were combined. And what only moves, of the same lengths.
@@ -216,6 +223,222 @@ fn outlive(comm: &Comm, elements: &str, victim: &str) -> Done {
     Ok(survivors.finalize()?)
 }
 
+/// Elements of a part that take long enough for UCX to fetch them.
+const LONG: usize = 1 << 17;
+
+/// Rank 0 does nothing of this library while the others access its part, until one of them makes a file.
+fn computing(comm: &Comm, file: &str) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    comm.set_timeout(Duration::from_secs(20));
+    let mut memory = comm.symmetric::<u64>(LONG + 10 * ranks + 2)?;
+    let mut counts = comm.symmetric::<f32>(1)?;
+    let own = LONG + 10 * rank;
+    memory.local_mut()[..LONG].fill(7);
+    let (epoch, counting) = (memory.epoch()?, counts.epoch()?);
+    if rank == 0 {
+        let since = Instant::now();
+        while !Path::new(file).exists() {
+            if since.elapsed() > Duration::from_secs(40) {
+                return Err("nobody has come".into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    } else {
+        let mut found = vec![0; LONG];
+        epoch.get(&mut found, 0, 0)?;
+        same("a long get", found.iter().all(|word| *word == 7), true)?;
+        epoch.put(&[1, 2, 3], 0, own)?;
+        epoch.put_strided(&[4, 0, 5, 0], 2, 0, own + 3, 2)?;
+        epoch.flush(0)?;
+        let mut strided = [0; 3];
+        epoch.get_strided(&mut strided, 1, 0, own + 1, 2)?;
+        same("a strided get", strided, [2, 4, 5])?;
+        epoch.accumulate(&[10, 20], 0, own, ReduceOp::Sum)?;
+        same("a fetched sum", epoch.fetch_and_op(1, 0, own, ReduceOp::Sum)?, 11)?;
+        same("a swap", epoch.swap(6, 0, own)?, 12)?;
+        same("a compare and swap", epoch.compare_and_swap(6, 8, 0, own)?, 6)?;
+        counting.accumulate(&[0.5], 0, 0, ReduceOp::Sum)?;
+        counting.flush(0)?;
+        epoch.fetch_and_op(1, 0, LONG + 10 * ranks, ReduceOp::Sum)?;
+        if rank == 1 {
+            while epoch.fetch(0, LONG + 10 * ranks)? != ranks as u64 - 1 {}
+            epoch.put(&vec![9; LONG], 0, 0)?;
+            epoch.signal(0)?;
+            epoch.flush(0)?;
+            std::fs::write(file, "")?;
+        }
+    }
+    if rank == 0 {
+        epoch.wait_signals(1, 1)?;
+    }
+    counting.end()?;
+    epoch.end()?;
+    if rank == 0 {
+        same("a long put", memory.local()[..LONG].iter().all(|word| *word == 9), true)?;
+        for other in 1..ranks {
+            let of_other = &memory.local()[LONG + 10 * other..][..6];
+            same("what a rank left", of_other, [8, 22, 3, 4, 0, 5])?;
+        }
+        same("a sum of floats", counts.local()[0], 0.5 * (ranks as f32 - 1.0))?;
+    }
+    counts.free()?;
+    Ok(memory.free()?)
+}
+
+fn a_target_need_not_take_part(launch: fn(Launch) -> Launch, ranks: usize) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("done");
+    let scenario = Launch::new("ucx/computing", ranks).arg(file.display());
+    launch(scenario.deadline(DEADLINE).env("PHALANX_BACKEND", "ucx")).reports()?;
+    Ok(())
+}
+
+/// What ranks do in an epoch until a rank is killed or stopped.
+const ACCESSES: [&str; 5] = ["puts", "gets", "atomics", "signals", "flushes"];
+
+/// All ranks access one of them until it is killed or stopped. The others name it, and go on without it if it is dead.
+fn accessing(comm: &Comm, args: &[String]) -> Done {
+    let [kind, victim, event] = args else { return Err("three arguments".into()) };
+    let victim: usize = victim.parse()?;
+    comm.set_timeout(Duration::from_secs(3));
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mut memory = comm.symmetric::<u64>(LONG)?;
+    let mut own = vec![rank as u64; LONG];
+    let target = if rank == victim { 0 } else { victim };
+    let epoch = memory.epoch()?;
+    let mut step = || -> phalanx::Result<()> {
+        match kind.as_str() {
+            "puts" => epoch.put(&own, target, 0),
+            "gets" => epoch.get(&mut own, target, 0),
+            "atomics" => epoch.fetch_and_op(1, target, rank, ReduceOp::Sum).map(drop),
+            "signals" => {
+                epoch.signal((rank + 1) % ranks)?;
+                epoch.wait_signals((rank + ranks - 1) % ranks, 1)
+            }
+            _ => epoch.put(&own[..10], target, 10 * rank).and_then(|()| epoch.flush(target)),
+        }
+    };
+    step()?;
+    phase("together");
+    let error = loop {
+        if let Err(error) = step() {
+            break error;
+        }
+    };
+    match &error {
+        Error::Peer(peer) => {
+            same("the rank that is named", peer.rank, victim)?;
+            same("what became of it", &format!("{:?}", peer.event), event)?;
+        }
+        // Only the ranks of its host see that it is stopped, if they wait for it.
+        Error::Timeout(timeout) if event == "Stopped" => {
+            let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+            same("who is missing", missing, vec![victim])?;
+        }
+        _ => return Err(error.into()),
+    }
+    epoch.end().err().ok_or("the epoch has ended")?;
+    memory.local_mut().fill(0);
+    phase("named");
+    drop((memory, own));
+    if event == "Died" {
+        let survivors = comm.shrink()?;
+        let mut again = survivors.symmetric::<u64>(1)?;
+        let epoch = again.epoch()?;
+        epoch.accumulate(&[1], 0, 0, ReduceOp::Sum)?;
+        epoch.end()?;
+        same("the survivors", again.local()[0] as usize, if survivors.rank() == 0 { ranks - 1 } else { 0 })?;
+        again.free()?;
+        survivors.finalize()?;
+    }
+    Ok(())
+}
+
+/// Four ranks on two hosts, of which the last is killed or stopped in an epoch.
+fn lost_in_an_epoch(kind: &str, fault: Fault) -> Result<(), Failed> {
+    let event = if fault == Fault::Kill { "Died" } else { "Stopped" };
+    let launch = Launch::new("ucx/accessing", 4).arg(kind).arg(3).arg(event);
+    let launch = apart(launch.deadline(DEADLINE).env("PHALANX_BACKEND", "ucx"));
+    // Who is stopped is silent, too: the ranks of its host know better.
+    let mut world = launch.env("PHALANX_HEARTBEAT_TIMEOUT", "20").start()?;
+    (0..4).try_for_each(|rank| world.await_phase(rank, "together"))?;
+    let since = Instant::now();
+    world.inject(3, fault)?;
+    let named = (0..3).try_for_each(|rank| world.await_phase(rank, "named"));
+    let took = since.elapsed();
+    if fault == Fault::Stop {
+        world.inject(3, Fault::Kill)?;
+    }
+    let ended = world.finish();
+    named?;
+    if ended.iter().any(|rank| rank.rank != 3 && rank.outcome.is_err()) {
+        return Err(describe(&ended).into());
+    }
+    match took < NAMED {
+        true => Ok(()),
+        false => Err(format!("named after {took:.1?}").into()),
+    }
+}
+
+/// From a fault to the verdict of all, on a machine with much else to do.
+const NAMED: Duration = Duration::from_secs(10);
+
+/// Rank 1 computes for longer than the others wait for it, and is named.
+fn late_in_epoch(comm: Comm, wait: &str) -> Done {
+    const LATE: usize = 1;
+    let mut memory = comm.symmetric::<u64>(1)?;
+    let epoch = memory.epoch()?;
+    comm.set_timeout(Duration::from_secs(2));
+    if comm.rank() == LATE {
+        std::thread::sleep(Duration::from_secs(4));
+        // The others have failed.
+        epoch.end().err().ok_or("the epoch has ended")?;
+        return Ok(());
+    }
+    // It need not take part in this.
+    epoch.fetch_and_op(1, LATE, 0, ReduceOp::Sum)?;
+    let waited = match wait {
+        "signals" => epoch.wait_signals(LATE, 1),
+        _ => epoch.end(),
+    };
+    let error = waited.err().ok_or("no error")?;
+    let Error::Timeout(timeout) = &error else { return Err(error.into()) };
+    let missing: Vec<usize> = timeout.missing.iter().map(|missing| missing.rank).collect();
+    same("who is missing", missing, vec![LATE])?;
+    let operation = if wait == "signals" { "wait_signals(rank 1)" } else { "end of an epoch(memory 1)" };
+    Ok(same(&error.to_string(), error.to_string().contains(operation), true)?)
+}
+
+/// The ranks of each host have a window of their own, where all parts are mapped.
+fn within_hosts(comm: &Comm) -> Done {
+    let part = comm.split_by_host()?;
+    let (rank, ranks) = (part.rank(), part.world_size());
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let mut memory = part.symmetric::<u32>(ranks + 1)?;
+    let epoch = memory.epoch()?;
+    for round in 1..=20 {
+        epoch.put(&[100 * round + rank as u32], next, rank)?;
+        epoch.accumulate(&[1], 0, ranks, ReduceOp::Sum)?;
+        epoch.signal(next)?;
+        epoch.wait_signals(before, 1)?;
+        same("what was put", epoch.fetch(rank, before)?, 100 * round + before as u32)?;
+        epoch.signal(before)?;
+        epoch.wait_signals(next, 1)?;
+    }
+    epoch.end()?;
+    same("the sum", memory.local()[ranks], if rank == 0 { 20 * ranks as u32 } else { 0 })?;
+    memory.free()?;
+    Ok(comm.barrier()?)
+}
+
+/// On one host, where UCX was asked for, the ranks share no memory.
+fn nothing_shared(comm: &Comm) -> Done {
+    let refused = comm.shared_by_host(10, |_: &mut [u8]| phalanx::Result::Ok(()));
+    let error = refused.err().ok_or("memory that is shared")?;
+    same(&error.to_string(), matches!(error, Error::Unsupported(_)), true)?;
+    Ok(comm.barrier()?)
+}
+
 /// Ranks are killed at different moments of short and of long operations. To make a connection to one may fail at once.
 fn killed_ranks_are_outlived(hosts: usize) -> Result<(), Failed> {
     for (round, elements) in [10, 5_000, 70_000, 1_000_000].into_iter().cycle().take(12).enumerate() {
@@ -235,7 +458,7 @@ fn killed_ranks_are_outlived(hosts: usize) -> Result<(), Failed> {
 }
 
 pub fn trials() -> Vec<Trial> {
-    let trial = |name: String, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| match ucx::missing() {
+    let trial = |name: String, run: Run| match ucx::missing() {
         None => Trial::test(name, run),
         Some(reason) => suite::ignored(name, &reason),
     };
@@ -253,10 +476,16 @@ pub fn trials() -> Vec<Trial> {
     let many = || Ok(of(MANY, [("ucx/many", "")].into_iter()).reports().map(drop)?);
     trials.push(trial(format!("ucx/processes/many/{MANY}"), Box::new(many)));
     // These fail their communicator.
-    for scenario in plain::COMPARED.iter().chain(operations::COMPARED) {
+    for scenario in plain::COMPARED.iter().chain(operations::COMPARED).chain(one_sided::COMPARED) {
         let perform = || Ok(all(2, &[&[*scenario]]).reports().map(drop)?);
         trials.push(trial(format!("ucx/processes/compared/{}", scenario.name), Box::new(perform)));
     }
+    trials.push(trial(
+        "ucx/processes/one_sided/a_target_need_not_take_part".into(),
+        Box::new(|| a_target_need_not_take_part(|launch| launch, 3)),
+    ));
+    let nothing_shared = || Ok(of(2, [("ucx/nothing_shared", "")].into_iter()).reports().map(drop)?);
+    trials.push(trial("ucx/processes/one_sided/nothing_shared".into(), Box::new(nothing_shared)));
     trials.extend(on_two_hosts());
     let float_modes = || all_equal(&all(3, &[float_modes::SCENARIOS]).reports()?);
     trials.push(trial("ucx/processes/float_modes/3".into(), Box::new(float_modes)));
@@ -271,7 +500,7 @@ fn apart(launch: Launch) -> Launch {
 /// Ranks on two hosts, two or three on each.
 fn on_two_hosts() -> Vec<Trial> {
     let obstacle = ucx::missing().or_else(|| Elsewhere::enter().err());
-    let trial = |name: String, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| {
+    let trial = |name: String, run: Run| {
         let name = format!("ucx/hosts/{name}");
         match &obstacle {
             None => Trial::test(name, run),
@@ -315,5 +544,34 @@ fn on_two_hosts() -> Vec<Trial> {
     };
     trials.push(trial("a_stopped_rank_is_named".into(), Box::new(stopped)));
     trials.push(trial("killed_ranks_are_outlived".into(), Box::new(|| killed_ranks_are_outlived(2))));
+    trials.extend(one_sided_on_two_hosts(&trial));
+    trials
+}
+
+type Run = Box<dyn FnOnce() -> Result<(), Failed> + Send>;
+
+fn one_sided_on_two_hosts(trial: &dyn Fn(String, Run) -> Trial) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for ranks in ON_HOSTS {
+        let perform = move || Ok(apart(all(ranks, &[one_sided::SHARED])).reports().map(drop)?);
+        trials.push(trial(format!("one_sided/shared_by_host/{ranks}"), Box::new(perform)));
+    }
+    trials.push(trial(
+        "one_sided/a_target_need_not_take_part".into(),
+        Box::new(|| a_target_need_not_take_part(apart, 4)),
+    ));
+    let within_hosts = || Ok(apart(of(5, [("ucx/within_hosts", "")].into_iter())).reports().map(drop)?);
+    trials.push(trial("one_sided/within_hosts".into(), Box::new(within_hosts)));
+    for kind in ACCESSES {
+        for (how, fault) in [("killed", Fault::Kill), ("stopped", Fault::Stop)] {
+            let perform = move || lost_in_an_epoch(kind, fault);
+            trials.push(trial(format!("one_sided/{how}/{kind}"), Box::new(perform)));
+        }
+    }
+    for wait in ["signals", "end"] {
+        let perform =
+            move || Ok(apart(of(4, [("ucx/late_in_epoch", wait)].into_iter())).reports().map(drop)?);
+        trials.push(trial(format!("one_sided/late/{wait}"), Box::new(perform)));
+    }
     trials
 }

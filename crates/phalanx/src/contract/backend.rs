@@ -310,12 +310,12 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     fn no_windows(&self, what: &str) -> Error {
         let remedy = match self.kind() {
             BackendKind::Nccl | BackendKind::Rccl => {
-                "memory of GPUs is `comm.nccl()?.alloc`, with `put_signal`; for host memory use a communicator on the backend host, mpi or solo"
+                "memory of GPUs is `comm.nccl()?.alloc`, with `put_signal`; for host memory use a communicator on the backend host, ucx, mpi or solo"
             }
             BackendKind::Nvshmem => {
-                "memory of GPUs is `phalanx::nvshmem`'s `Context::alloc`; for host memory use a communicator on the backend host, mpi or solo"
+                "memory of GPUs is `phalanx::nvshmem`'s `Context::alloc`; for host memory use a communicator on the backend host, ucx, mpi or solo"
             }
-            _ => "use a communicator on the backend host, mpi or solo",
+            _ => "use a communicator on the backend host, ucx, mpi or solo",
         };
         let why = format!("the backend {} has none on the host", self.kind());
         Error::from(UnsupportedError { what: what.into(), why, remedy: remedy.into() })

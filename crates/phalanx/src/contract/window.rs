@@ -54,6 +54,9 @@ pub(crate) trait Window {
         None
     }
 
+    /// An epoch begins, or has ended: while one is open, other ranks access this rank's part.
+    fn set_open(&self, _is_open: bool) {}
+
     /// Makes this rank's plain accesses to its own part and other ranks' accesses to it visible to each other: at the ends of epochs.
     fn synchronize(&self) -> Result<()> {
         Ok(())

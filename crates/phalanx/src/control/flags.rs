@@ -124,6 +124,30 @@ impl Counter {
     }
 }
 
+/// The signals of one rank to another one in a window. The first counts up, and the second waits for a number.
+#[repr(transparent)]
+pub(crate) struct Signals(AtomicU64);
+
+impl Signals {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the models")]
+    pub fn new() -> Signals {
+        Signals(AtomicU64::new(0))
+    }
+
+    /// One more. What its rank has stored before is seen by whoever sees it.
+    #[inline(always)]
+    pub fn give(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// So many so far.
+    #[inline(always)]
+    pub fn given(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// A word of a single-producer, single-consumer queue, stamped with the number of its entry. The queue has a word for each entry that
 /// can be under way.
 #[repr(transparent)]

@@ -4,6 +4,7 @@
 //! sources in registers and stores it once. It is compiled for several instruction sets, and one is chosen at
 //! run time.
 
+pub(crate) mod access;
 pub(crate) mod arithmetic;
 pub(crate) mod bits;
 pub(crate) mod custom;

@@ -1,8 +1,9 @@
 //! [`Epoch`]: the time in which all ranks access all parts of symmetric memory.
 
-use super::{SymmetricMemory, access, of_memory};
+use super::{SymmetricMemory, of_memory};
 use crate::api::comm::Comm;
 use crate::contract::{AtomicOp, MappedParts, Operation, RemoteSlice, Window};
+use crate::reduce::access;
 use crate::types::dtype::{AtomicElement, Integer, Plain};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::op::{Reduction, ReductionCode, element_bits, element_from_bits};
@@ -51,6 +52,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
         let (comm, number) = (memory.comm, memory.number);
         // Also if this fails: another rank may have heard of all, and begun.
         memory.is_open = true;
+        memory.window.set_open(true);
         memory.window.synchronize()?;
         comm.run_call(&of_memory(Operation::Epoch, number))?;
         memory.window.synchronize()?;
@@ -71,7 +73,9 @@ impl<'m, T: Plain> Epoch<'m, T> {
         let to = self.check("put", rank, at, source.len(), 1)?;
         match self.place(to) {
             // SAFETY: the elements are in the rank's part, just checked, and in `source`.
-            Some(place) => unsafe { access::write(place, source.as_ptr(), to.count) },
+            Some(place) => unsafe {
+                access::write(place.cast(), source.as_ptr().cast(), to.count, size_of::<T>())
+            },
             // SAFETY: as above.
             None => unsafe { self.window.put(to, source.as_ptr().cast(), 1) }?,
         }
@@ -84,7 +88,9 @@ impl<'m, T: Plain> Epoch<'m, T> {
         let from = self.check("get", rank, at, target.len(), 1)?;
         match self.place(from) {
             // SAFETY: the elements are in the rank's part, just checked, and `target` has room for them.
-            Some(place) => unsafe { access::read(target.as_mut_ptr(), place, from.count) },
+            Some(place) => unsafe {
+                access::read(target.as_mut_ptr().cast(), place.cast(), from.count, size_of::<T>())
+            },
             // SAFETY: as above.
             None => unsafe { self.window.get(from, target.as_mut_ptr().cast(), 1) }?,
         }
@@ -111,7 +117,14 @@ impl<'m, T: Plain> Epoch<'m, T> {
         };
         for (index, element) in source.iter().step_by(source_stride).enumerate() {
             // SAFETY: as above.
-            unsafe { access::write(place.add(index * stride), element, 1) };
+            unsafe {
+                access::write(
+                    place.add(index * stride).cast(),
+                    (&raw const *element).cast(),
+                    1,
+                    size_of::<T>(),
+                )
+            };
         }
         Ok(())
     }
@@ -136,7 +149,9 @@ impl<'m, T: Plain> Epoch<'m, T> {
         };
         for (index, element) in target.iter_mut().step_by(target_stride).enumerate() {
             // SAFETY: as above.
-            unsafe { access::read(element, place.add(index * stride), 1) };
+            unsafe {
+                access::read((&raw mut *element).cast(), place.add(index * stride).cast(), 1, size_of::<T>())
+            };
         }
         Ok(())
     }
@@ -187,6 +202,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
         self.window.synchronize()?;
         self.comm.run_call(&of_memory(Operation::EndEpoch, self.number))?;
         self.window.synchronize()?;
+        self.window.set_open(false);
         *self.is_open = false;
         Ok(())
     }

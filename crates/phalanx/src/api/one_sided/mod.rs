@@ -1,12 +1,12 @@
 //! One-sided access: memory of which every rank has a part ([`SymmetricMemory`]), and memory that the ranks of a host share
 //! ([`SharedByHost`](shared_by_host::SharedByHost)).
 
-mod access;
 pub(crate) mod epoch;
 pub(crate) mod shared_by_host;
 
 use super::comm::Comm;
 use crate::contract::{Blocks, Call, Operation, Window};
+use crate::reduce::access;
 use crate::types::dtype::Plain;
 use crate::types::error::{Result, UsageError};
 use epoch::Epoch;
@@ -61,8 +61,9 @@ pub struct SymmetricMemory<'c, T: Plain> {
 impl Comm {
     /// Allocates `len` zeros on every rank, which all ranks can access: put, get, strided, atomic operations, signals.
     ///
-    /// Collective, with the same type and length on every rank. Backends: host (the ranks load and store directly), MPI
-    /// (`MPI_Win_allocate`, in one passive epoch from its beginning to its end), solo. `shmem_calloc`.
+    /// Collective, with the same type and length on every rank. Backends: host (the ranks load and store directly), UCX (so they do inside a
+    /// host; to other hosts they send messages, which a thread of those processes carries out in epochs), MPI (`MPI_Win_allocate`, in one
+    /// passive epoch from its beginning to its end), solo. `shmem_calloc`.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) on other backends, whose text says what they have;
@@ -135,10 +136,10 @@ impl<T: Plain> SymmetricMemory<'_, T> {
     /// A copy of this rank's part, which other ranks may access.
     #[cold]
     fn copied(&self) -> Vec<T> {
-        let mut copy = Vec::with_capacity(self.len);
+        let mut copy: Vec<T> = Vec::with_capacity(self.len);
         // SAFETY: so many elements are here, aligned as the window is; the vector has room for them, and they are set.
         unsafe {
-            access::read(copy.as_mut_ptr(), self.own(), self.len);
+            access::read(copy.as_mut_ptr().cast(), self.own().cast(), self.len, size_of::<T>());
             copy.set_len(self.len);
         }
         copy

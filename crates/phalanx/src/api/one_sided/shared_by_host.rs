@@ -38,7 +38,7 @@ impl Comm {
     /// Memory of `len` elements, zero at first, of which each host has one copy. On each host, `fill` is called on the first of its ranks.
     /// `MPI_Win_allocate_shared`.
     ///
-    /// Collective, with the same type and length on every rank. Backends: host, MPI, solo.
+    /// Collective, with the same type and length on every rank. Backends: host, UCX (between hosts), MPI, solo.
     ///
     /// # Errors
     /// An error of `fill` is an error on all ranks ([`SystemError`](crate::SystemError); on that rank with `fill`'s text).

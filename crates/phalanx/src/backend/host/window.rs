@@ -6,6 +6,7 @@
 use super::HostComm;
 use crate::contract::{Backend, Blocks, Call, HostMemory, MappedParts, Operation, Window};
 use crate::control::endpoint::{Endpoint, Peers};
+use crate::control::flags::Signals;
 use crate::control::host_channel::HostChannel;
 use crate::control::record::CallRecord;
 use crate::control::segment::Segment;
@@ -13,7 +14,7 @@ use crate::control::world::World;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Beginnings of parts are multiples of this: a page, so that each rank allocates its own.
 const ALIGN: usize = 4096;
@@ -43,7 +44,7 @@ impl HostComm {
     /// As for [`Backend::symmetric`].
     pub(super) unsafe fn window(&self, call: &Call<'_>) -> Result<HostWindow<'_>> {
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
-        let header = (SIGNALS + ranks * ranks * size_of::<AtomicU64>()).next_multiple_of(ALIGN);
+        let header = (SIGNALS + ranks * ranks * size_of::<Signals>()).next_multiple_of(ALIGN);
         let stride = bytes_of(call).next_multiple_of(ALIGN);
         let own = header + rank * stride..header + (rank + 1) * stride;
         // SAFETY: the caller's contract.
@@ -141,11 +142,11 @@ impl Drop for SharedSegment {
 }
 
 impl HostWindow<'_> {
-    /// The number of signals of a rank to another one.
-    fn signals(&self, to: usize, from: usize) -> &AtomicU64 {
+    /// The signals of a rank to another one.
+    fn signals(&self, to: usize, from: usize) -> &Signals {
         let index = to * self.endpoint.ranks + from;
         // SAFETY: the header has a counter for each pair of ranks, which is an atomic for all of them.
-        unsafe { &*self.segment.at(SIGNALS).cast::<AtomicU64>().add(index) }
+        unsafe { &*self.segment.at(SIGNALS).cast::<Signals>().add(index) }
     }
 }
 
@@ -164,7 +165,7 @@ impl Window for HostWindow<'_> {
     }
 
     fn signal(&self, rank: usize) -> Result<()> {
-        self.signals(rank, self.endpoint.rank).fetch_add(1, Ordering::AcqRel);
+        self.signals(rank, self.endpoint.rank).give();
         self.endpoint.announce_progress();
         Ok(())
     }
@@ -172,12 +173,10 @@ impl Window for HostWindow<'_> {
     fn wait_signals(&self, rank: usize, count: u64) -> Result<()> {
         let (endpoint, heard) = (self.endpoint, &self.heard[rank]);
         let (signals, wanted) = (self.signals(endpoint.rank, rank), heard.get().saturating_add(count));
-        let come = || signals.load(Ordering::Acquire) >= wanted;
+        let come = || signals.given() >= wanted;
         if !come() {
             if rank == endpoint.rank {
-                return Err(
-                    UsageError::own_signals(count, signals.load(Ordering::Relaxed) - heard.get()).into()
-                );
+                return Err(UsageError::own_signals(count, signals.given() - heard.get()).into());
             }
             let (number, _) = endpoint.own().last_announced().expect("it has begun an epoch");
             let record = CallRecord::of_rank(Operation::WaitSignals, rank);

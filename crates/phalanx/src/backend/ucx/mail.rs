@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Collective = 1,
     /// Set-up of a communicator by its members alone.
     Internal = 2,
+    /// The answer to an access to a window.
+    Reply = 3,
 }
 
 /// What a receive asks of a message, beside its source.
@@ -25,7 +27,7 @@ pub(super) enum Kind {
 #[repr(C)]
 pub(super) struct Matching {
     pub kind: Kind,
-    /// Of the collective, else 0.
+    /// Of the collective, or of the window, else 0.
     pub number: u64,
     pub tag: u64,
 }
@@ -50,7 +52,7 @@ pub(super) struct Header {
     pub marked: u64,
     /// Fingerprint of the collectives of the sender up to this one.
     pub history: u64,
-    /// Bits of the sender's factor in a pre-multiplied sum.
+    /// Bits of the sender's factor in a pre-multiplied sum, or of what an element was before an access.
     pub factor: u64,
 }
 

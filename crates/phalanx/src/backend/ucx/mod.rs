@@ -14,6 +14,8 @@
 //! | `growth.rs` | taking in new ranks |
 //! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
 //! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
+//! | `window.rs` | one-sided access, as the rank that accesses sees it; memory that a host shares |
+//! | `parts.rs`, `serving.rs` | the parts that others access, and the thread that serves them |
 //!
 //! # Messages
 //! All are UCX's active messages: a header of ours in front of the data. It has a secret of the world, since UCX's port takes messages of
@@ -31,8 +33,11 @@ mod host_message;
 mod hosts;
 mod mail;
 mod message;
+mod parts;
+mod serving;
 mod tunables;
 mod wait;
+mod window;
 mod work;
 mod worker;
 mod world;
@@ -42,8 +47,8 @@ pub(crate) use world::{Here, MeetHere, Meeting};
 
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Direction, Envelope, Operation, OperationId, RankGrid, Transfer,
-    Wanted,
+    Backend, BackendKind, Call, Departure, Direction, Envelope, HostMemory, Operation, OperationId, RankGrid,
+    Transfer, Wanted, Window,
 };
 use crate::control::endpoint::Endpoint;
 use crate::control::failure::ChannelFailure;
@@ -58,6 +63,7 @@ use collective::CollectiveState;
 use hosts::Hosts;
 use message::Messages;
 use std::cell::UnsafeCell;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use world::UcxWorld;
@@ -75,6 +81,8 @@ pub(crate) struct UcxComm {
     /// Touched only inside `collective` and `split`, which one thread at a time may call.
     state: UnsafeCell<CollectiveState>,
     messages: Mutex<Messages>,
+    /// Windows so far.
+    windows: AtomicU64,
 }
 
 // SAFETY: `state` is the only part that is not `Sync` by itself; the contract of `Backend::collective` and `Backend::split` says that
@@ -138,6 +146,7 @@ impl UcxComm {
             hosts: None,
             state,
             messages: Mutex::new(Messages::new(ranks)),
+            windows: AtomicU64::new(0),
         }
     }
 
@@ -320,6 +329,21 @@ impl Backend for UcxComm {
         // registrations that it makes.
         let block = self.endpoint.world.alloc(bytes)?;
         Ok(Allocation { start: block.start, keep: Box::new(block) })
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        let window = unsafe { self.window(call) }?;
+        Ok(Box::new(window))
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.host_memory(call) }
+    }
+
+    fn collectives_of_window(&self) -> u64 {
+        2
     }
 
     fn timeout(&self) -> Duration {

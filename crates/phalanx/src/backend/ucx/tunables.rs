@@ -11,6 +11,9 @@ pub(super) const POLLS_CROWDED: u32 = 4;
 /// from there they are copied: measured with TCP, 256 KiB then take 2 to 4 times as long.
 pub(super) const FETCHED: usize = 128 << 10;
 
+/// Bytes that one message of a window combines, or moves with a stride. They come with their message, so it is shorter than [`FETCHED`].
+pub(super) const ACCESSED_AT_ONCE: usize = 64 << 10;
+
 /// Bytes of a piece of a long reduction, of each rank. The next piece is under way while one is combined.
 pub(super) const PIECE: usize = 256 << 10;
 

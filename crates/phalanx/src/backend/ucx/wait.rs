@@ -123,11 +123,16 @@ impl UcxComm {
         });
     }
 
-    /// Closes the channel, and waits until no peer is left of those that `holders` answers: UCX uses buffers for messages with them.
+    /// Closes the channel, and waits until UCX has let go: see [`until_let_go`](Self::until_let_go).
     #[cold]
-    pub(super) fn let_go(&self, mut holders: impl FnMut(&mut Worker) -> Vec<usize>) {
+    pub(super) fn let_go(&self, holders: impl FnMut(&mut Worker) -> Vec<usize>) {
         // What peers send for this channel is dropped from now on.
         self.link.world.worker().close_channel(self.link.channel);
+        self.until_let_go(holders);
+    }
+
+    /// Waits until no peer is left of those that `holders` answers: UCX uses buffers for messages with them.
+    pub(super) fn until_let_go(&self, mut holders: impl FnMut(&mut Worker) -> Vec<usize>) {
         let since = RunInstant::now();
         let mut has_disconnected = false;
         loop {

@@ -1,20 +1,30 @@
 //! UCX in this process: a context, its worker, and an endpoint for each peer that was sent something.
 //!
 //! One thread at a time uses it ([`UcxWorld`](super::world::UcxWorld) has the lock). UCX calls back into it only from inside its own
-//! calls: while one runs, no reference to the [`Mail`] lives.
+//! calls: while one runs, no reference to the [`Mail`] and the [`Parts`] lives.
+
+mod aside;
+mod serve;
 
 use super::context::{check, create_context, library};
 use super::mail::{Body, Delivery, Header, Mail, Matching, Posted};
+use super::parts::Parts;
 use super::tunables::FETCHED;
 use crate::control::segment::SegmentId;
 use crate::types::error::Result;
+use aside::Aside;
 use phalanx_sys::ucx::*;
+use serve::{Fetching, Replying};
 use std::cell::UnsafeCell;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU64, Ordering};
 
-/// The number of our messages among UCX's active messages.
+/// The numbers of our messages, and of accesses to windows, among UCX's active messages.
 const MESSAGE: c_uint = 0;
+const ACCESS: c_uint = 1;
+
+/// Rounds of UCX in one call: peers that send without an end are answered in between.
+const ROUNDS_OF_PROGRESS: usize = 64;
 
 /// A send or a receive that is under way.
 struct Operation {
@@ -39,14 +49,6 @@ enum State {
     /// The data comes to memory aside, by its number.
     Aside(usize),
     Over(Outcome),
-}
-
-/// Memory for a message that no receive is for, so that its sender can go on.
-struct Aside {
-    bytes: Vec<u8>,
-    state: State,
-    /// Nobody needs it: it is freed when UCX has let go of it.
-    is_dropped: bool,
 }
 
 /// How an operation ended.
@@ -85,7 +87,12 @@ pub(super) struct Worker {
     ucx: &'static Ucx,
     context: ucp_context_h,
     worker: ucp_worker_h,
+    key: [u64; 2],
     mail: Box<UnsafeCell<Mail>>,
+    /// What other ranks access here.
+    parts: Box<UnsafeCell<Parts>>,
+    fetching: Vec<Fetching>,
+    replying: Vec<Replying>,
     /// By world rank.
     peers: Vec<Peer>,
     operations: Vec<Operation>,
@@ -120,6 +127,7 @@ impl Worker {
             return Err(error);
         }
         let mail = Box::new(UnsafeCell::new(Mail::new(key)));
+        let parts = Box::new(UnsafeCell::new(Parts::new(key)));
         let made = Worker {
             ucx,
             context,
@@ -131,18 +139,29 @@ impl Worker {
             closing: Vec::new(),
             rank,
             warned: false,
+            key,
             mail,
+            parts,
+            fetching: Vec::new(),
+            replying: Vec::new(),
         };
+        made.handle(MESSAGE, on_message, made.mail.get().cast())?;
+        made.handle(ACCESS, serve::on_access, made.parts.get().cast())?;
+        Ok(made)
+    }
+
+    /// Has messages of a number handed to a function with this argument, which lives until the worker is destroyed.
+    fn handle(&self, id: c_uint, handler: ucp_am_recv_callback_t, arg: *mut c_void) -> Result<()> {
         let handler = ucp_am_handler_param_t {
             field_mask: UCP_AM_HANDLER_PARAM_FIELDS,
-            id: MESSAGE,
+            id,
             flags: UCP_AM_FLAG_WHOLE_MSG,
-            cb: Some(on_message),
-            arg: made.mail.get().cast(),
+            cb: Some(handler),
+            arg,
         };
-        // SAFETY: the mail lives until the worker is destroyed.
-        let set = unsafe { (ucx.ucp_worker_set_am_recv_handler)(worker, &raw const handler) };
-        check(ucx, set, "ucp_worker_set_am_recv_handler").map(|()| made)
+        // SAFETY: a worker, and parameters that are copied.
+        let set = unsafe { (self.ucx.ucp_worker_set_am_recv_handler)(self.worker, &raw const handler) };
+        check(self.ucx, set, "ucp_worker_set_am_recv_handler")
     }
 
     /// Where peers find this worker.
@@ -165,7 +184,9 @@ impl Worker {
     pub fn meet(&mut self, addresses: Vec<Vec<u8>>, key: [u64; 2]) {
         let peer = |address| Peer { address, endpoint: None, health: Box::default() };
         self.peers = addresses.into_iter().map(peer).collect();
+        self.key = key;
         *self.mail.get_mut() = Mail::new(key);
+        *self.parts.get_mut() = Parts::new(key);
     }
 
     /// The mail, for a moment in which UCX is not called.
@@ -176,6 +197,7 @@ impl Worker {
     /// Drops what has come for a channel, and what still comes.
     pub fn close_channel(&mut self, channel: SegmentId) {
         self.mail.get_mut().close(channel);
+        self.parts.get_mut().close_channel(channel);
         self.deliver();
     }
 
@@ -191,14 +213,17 @@ impl Worker {
 
     /// Lets UCX work, and starts what has become possible by that.
     pub fn progress(&mut self) {
-        // SAFETY: no reference to the mail lives.
-        while unsafe { (self.ucx.ucp_worker_progress)(self.worker) } != 0 {}
+        // SAFETY: no reference to the mail and to the parts lives.
+        let advance = || unsafe { (self.ucx.ucp_worker_progress)(self.worker) } != 0;
+        let _ = (0..ROUNDS_OF_PROGRESS).take_while(|_| advance()).count();
         let mail = self.mail.get_mut();
         if !mail.deliveries.is_empty() || !mail.unwanted.is_empty() || !mail.dropped.is_empty() {
             self.deliver();
         }
-        let mail = self.mail.get_mut();
-        if mail.strangers > 0 && !self.warned {
+        if self.is_serving() {
+            self.serve();
+        }
+        if self.mail.get_mut().strangers + self.parts.get_mut().strangers > 0 && !self.warned {
             self.warned = true;
             crate::os::log::warn!(
                 "a message that is not of this job's ranks has come to UCX's port: it does not count"
@@ -227,37 +252,6 @@ impl Worker {
         }
         for number in std::mem::take(&mut self.mail.get_mut().dropped) {
             self.drop_aside(number);
-        }
-    }
-
-    /// Fetches what the user's senders wait to send and no receive is for, so that they can go on.
-    pub fn fetch_aside(&mut self) {
-        for message in self.mail.get_mut().unfetched() {
-            let mut bytes = vec![0u8; message.len];
-            // SAFETY: the memory is kept until the request is over.
-            let state = unsafe { self.fetch(message.descriptor, bytes.as_mut_ptr(), message.len) };
-            let aside = Some(Aside { bytes, state, is_dropped: false });
-            let number = self.asides.iter().position(Option::is_none).unwrap_or_else(|| {
-                self.asides.push(None);
-                self.asides.len() - 1
-            });
-            self.asides[number] = aside;
-            self.mail.get_mut().fetch_aside(&message, number);
-        }
-        for number in 0..self.asides.len() {
-            if self.asides[number].as_ref().is_some_and(|aside| aside.is_dropped) {
-                self.drop_aside(number);
-            }
-        }
-    }
-
-    /// Frees memory aside, at the latest when UCX has let go of it.
-    fn drop_aside(&mut self, number: usize) {
-        let ucx = self.ucx;
-        let Some(aside) = &mut self.asides[number] else { return };
-        aside.is_dropped = true;
-        if settled(ucx, &mut aside.state).is_some() {
-            self.asides[number] = None;
         }
     }
 
@@ -361,32 +355,36 @@ impl Worker {
             self.deliver();
             return operation;
         }
-        let endpoint = self.endpoint(peer);
         let operation = self.insert(header, from, peer, nowhere);
-        let Some(endpoint) = endpoint else {
-            self.operations[operation].state = State::Over(Outcome::Broken);
-            return operation;
-        };
         let header: *const Header = &raw const *self.operations[operation].header;
-        let params = ucp_request_param_t::on_host(if len >= FETCHED { UCP_AM_SEND_FLAG_RNDV } else { 0 });
-        // SAFETY: an endpoint; header and data stay until the request is over, the header since its operation is kept.
+        let header = (header.cast::<c_void>(), size_of::<Header>());
+        // SAFETY: the caller's contract; the header is kept with its operation.
+        self.operations[operation].state = unsafe { self.start_send(peer, MESSAGE, header, (data, len), 0) };
+        operation
+    }
+
+    /// Sends one of UCX's active messages to another world rank. `flags` are those of short ones.
+    ///
+    /// # Safety
+    /// Header and data stay as they are until the request is over.
+    unsafe fn start_send(
+        &mut self,
+        peer: usize,
+        id: c_uint,
+        (header, header_len): (*const c_void, usize),
+        (data, len): (*const u8, usize),
+        flags: u32,
+    ) -> State {
+        let Some(endpoint) = self.endpoint(peer) else { return State::Over(Outcome::Broken) };
+        let params = ucp_request_param_t::on_host(if len >= FETCHED { UCP_AM_SEND_FLAG_RNDV } else { flags });
+        // SAFETY: an endpoint; the caller's contract.
         let answer = unsafe {
-            let header_len = size_of::<Header>();
-            (self.ucx.ucp_am_send_nbx)(
-                endpoint,
-                MESSAGE,
-                header.cast(),
-                header_len,
-                data.cast(),
-                len,
-                &raw const params,
-            )
+            (self.ucx.ucp_am_send_nbx)(endpoint, id, header, header_len, data.cast(), len, &raw const params)
         };
         if let Answer::Error(status) = Answer::of(answer) {
             self.peers[peer].health.fail(status);
         }
-        self.operations[operation].state = state_of(answer);
-        operation
+        state_of(answer)
     }
 
     /// Posts a receive from `source`, a rank of the channel and world rank `peer`.

@@ -1,5 +1,6 @@
 //! [`UcxWorld`]: the worker that all communicators of this process share, and its end.
 
+use super::serving::Serving;
 use super::worker::Worker;
 use crate::contract::hosts::HostTopology;
 use crate::control::host_channel::HostChannel;
@@ -53,7 +54,9 @@ pub(crate) type MeetHere = Arc<dyn Fn(&Meeting<'_>) -> Result<Option<Here>> + Se
 /// UCX, and its connections to all ranks of the world.
 pub(crate) struct UcxWorld {
     /// Taken at the end.
-    worker: Mutex<Option<Worker>>,
+    worker: Arc<Mutex<Option<Worker>>>,
+    /// Lets UCX work in epochs.
+    serving: Arc<Serving>,
     pub(super) key: [u64; 2],
     /// Ranks of this host share cores.
     pub(super) is_crowded: bool,
@@ -132,8 +135,8 @@ impl UcxWorld {
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
         let is_crowded = topology.ranks_of(topology.host_of(rank)).len() > cores;
-        let worker = Mutex::new(Some(worker));
-        Ok(Arc::new(UcxWorld { worker, key, is_crowded, here, meet_here, reproducible, fork }))
+        let (worker, serving) = (Arc::new(Mutex::new(Some(worker))), Arc::default());
+        Ok(Arc::new(UcxWorld { worker, serving, key, is_crowded, here, meet_here, reproducible, fork }))
     }
 
     /// The world that the ranks of this host have on the host backend.
@@ -150,16 +153,22 @@ impl UcxWorld {
     pub(super) fn worker(&self) -> Locked<'_> {
         Locked(lock(&self.worker))
     }
+
+    /// What lets UCX work in epochs; it is started.
+    pub(super) fn serving(&self) -> Result<Arc<Serving>> {
+        self.serving.start(&self.worker)?;
+        Ok(self.serving.clone())
+    }
 }
 
 impl Drop for UcxWorld {
     fn drop(&mut self) {
-        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut worker) = worker else { return };
         if self.fork.is_copy() {
             // Its connections are the parent's.
-            return std::mem::forget(worker);
+            return std::mem::forget(self.worker.clone());
         }
+        self.serving.end();
+        let Some(mut worker) = lock(&self.worker).take() else { return };
         let since = RunInstant::now();
         worker.begin_to_close();
         while !worker.is_closed() {

@@ -5,7 +5,7 @@
 
 use crate::contract::AtomicOp;
 use crate::reduce::arithmetic::{Arithmetic, Number};
-use crate::types::dtype::{AtomicElement, DType, Plain, with_element};
+use crate::types::dtype::{AtomicElement, DType, with_element};
 use crate::types::op::{ReductionCode, element_bits, element_from_bits};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -15,22 +15,20 @@ const FEW_WORDS: usize = 16;
 /// Whether there is an instruction that copies bytes.
 const COPIES: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 
-/// Bytes of the words as which a type moves.
-const fn word_len<T>() -> usize {
-    let size = size_of::<T>();
-    if size <= 8 && size.is_power_of_two() {
-        size
-    } else if align_of::<T>() < 8 {
-        align_of::<T>()
-    } else {
-        8
+/// Bytes of the words as which elements of so many bytes move. Elements follow each other from an aligned address on, so the words are aligned.
+const fn word_len(size: usize) -> usize {
+    match size.trailing_zeros() {
+        0 => 1,
+        1 => 2,
+        2 => 4,
+        _ => 8,
     }
 }
 
-/// Runs `$body` with `$Word` bound to the atomic type of a type's words and `$bits` to the integer.
+/// Runs `$body` with `$Word` bound to the atomic type of words of so many bytes and `$Bits` to the integer.
 macro_rules! with_word {
-    ($T:ty, $Word:ident, $Bits:ident => $body:expr) => {
-        match const { word_len::<$T>() } {
+    ($len:expr, $Word:ident, $Bits:ident => $body:expr) => {
+        match $len {
             1 => {
                 type $Word = AtomicU8;
                 type $Bits = u8;
@@ -55,19 +53,19 @@ macro_rules! with_word {
     };
 }
 
-/// Writes `count` elements of this rank's own to shared memory.
+/// Writes `count` elements of `size` bytes, this rank's own, to shared memory.
 ///
 /// # Safety
 /// The elements are at `source`, which no other rank writes, and `target` has room for them, at a multiple of their size from an address
 /// that is aligned to 64 bytes.
 #[inline(always)]
-pub(super) unsafe fn write<T: Plain>(target: *mut T, source: *const T, count: usize) {
-    let words = count * (size_of::<T>() / word_len::<T>());
+pub(crate) unsafe fn write(target: *mut u8, source: *const u8, count: usize, size: usize) {
+    let words = count * (size / word_len(size));
     if COPIES && words > FEW_WORDS {
         // SAFETY: the caller's contract.
-        return unsafe { copy_bytes(target.cast(), source.cast(), count * size_of::<T>()) };
+        return unsafe { copy_bytes(target, source, count * size) };
     }
-    with_word!(T, Word, Bits => for word in 0..words {
+    with_word!(word_len(size), Word, Bits => for word in 0..words {
         // SAFETY: in bounds, says the caller. The word is aligned: its size divides that of an element. All concurrent accesses are
         // atomic and of this size, or of the instruction of `copy_bytes`.
         unsafe {
@@ -77,18 +75,18 @@ pub(super) unsafe fn write<T: Plain>(target: *mut T, source: *const T, count: us
     });
 }
 
-/// Reads `count` elements of shared memory.
+/// Reads `count` elements of `size` bytes of shared memory.
 ///
 /// # Safety
 /// As for [`write`], with source and target exchanged.
 #[inline(always)]
-pub(super) unsafe fn read<T: Plain>(target: *mut T, source: *const T, count: usize) {
-    let words = count * (size_of::<T>() / word_len::<T>());
+pub(crate) unsafe fn read(target: *mut u8, source: *const u8, count: usize, size: usize) {
+    let words = count * (size / word_len(size));
     if COPIES && words > FEW_WORDS {
         // SAFETY: the caller's contract.
-        return unsafe { copy_bytes(target.cast(), source.cast(), count * size_of::<T>()) };
+        return unsafe { copy_bytes(target, source, count * size) };
     }
-    with_word!(T, Word, Bits => for word in 0..words {
+    with_word!(word_len(size), Word, Bits => for word in 0..words {
         // SAFETY: as in `write`.
         unsafe {
             let value = (*source.cast::<Word>().add(word)).load(Ordering::Relaxed);
@@ -142,7 +140,7 @@ macro_rules! on_word {
 /// The element is there, aligned to its size.
 #[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
-pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op: AtomicOp) -> T {
+pub(crate) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op: AtomicOp) -> T {
     let bits = element_bits(value);
     let is_integer = const { !matches!(T::DTYPE, DType::F32 | DType::F64) };
     let old = on_word!(place, T, word, Bits => {
@@ -173,7 +171,7 @@ pub(super) unsafe fn fetch_and_op<T: AtomicElement>(place: *mut T, value: T, op:
 /// As for [`fetch_and_op`].
 #[allow(clippy::useless_conversion, reason = "of 4-byte words it is one")]
 #[inline(always)]
-pub(super) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected: T, value: T) -> T {
+pub(crate) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected: T, value: T) -> T {
     let (expected, value) = (element_bits(expected), element_bits(value));
     let old = on_word!(place, T, word, Bits => {
         let swapped =
@@ -181,6 +179,65 @@ pub(super) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected:
         u64::from(swapped.unwrap_or_else(|old| old))
     });
     element_from_bits(old)
+}
+
+/// Runs `$body` with `$T` bound to the Rust type of elements that change in one step.
+macro_rules! with_atomic {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        with_atomic!(@ $dtype, $T => $body; I32 i32, U32 u32, I64 i64, U64 u64, F32 f32, F64 f64)
+    };
+    (@ $dtype:expr, $T:ident => $body:expr; $($name:ident $Element:ty),*) => {
+        match $dtype {
+            $(DType::$name => {
+                type $T = $Element;
+                $body
+            })*
+            other => unreachable!("{other} has no operation in one step"),
+        }
+    };
+}
+
+/// [`fetch_and_op`] of an element whose type is known at run time, with its bits.
+///
+/// # Safety
+/// As for [`fetch_and_op`]; the type is an [`AtomicElement`].
+pub(crate) unsafe fn fetch_and_op_of(dtype: DType, place: *mut u8, value: u64, op: AtomicOp) -> u64 {
+    with_atomic!(dtype, T => {
+        // SAFETY: the caller's contract.
+        element_bits(unsafe { fetch_and_op(place.cast::<T>(), element_from_bits(value), op) })
+    })
+}
+
+/// [`compare_and_swap`] of an element whose type is known at run time, with its bits.
+///
+/// # Safety
+/// As for [`fetch_and_op_of`].
+pub(crate) unsafe fn compare_and_swap_of(dtype: DType, place: *mut u8, expected: u64, value: u64) -> u64 {
+    with_atomic!(dtype, T => {
+        let [expected, value] = [expected, value].map(element_from_bits::<T>);
+        // SAFETY: the caller's contract.
+        element_bits(unsafe { compare_and_swap(place.cast::<T>(), expected, value) })
+    })
+}
+
+/// [`fetch_and_op`] of contiguous elements, one after the other, whose old values nobody needs.
+///
+/// # Safety
+/// As for [`fetch_and_op_of`]; so many elements are at `source`, aligned or not.
+pub(crate) unsafe fn accumulate_of(
+    dtype: DType,
+    place: *mut u8,
+    source: *const u8,
+    count: usize,
+    op: AtomicOp,
+) {
+    with_atomic!(dtype, T => for index in 0..count {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let value = source.cast::<T>().add(index).read_unaligned();
+            fetch_and_op(place.cast::<T>().add(index), value, op);
+        }
+    });
 }
 
 /// The sum, product, minimum or maximum of two numbers.
@@ -208,15 +265,16 @@ mod tests {
     #[repr(C, align(64))]
     struct Aligned<T>([T; 64]);
 
-    fn moves<T: Plain + PartialEq + std::fmt::Debug>(value: impl Fn(u8) -> T) {
+    fn moves<T: Copy + PartialEq + std::fmt::Debug>(value: impl Fn(u8) -> T) {
         for (len, at) in [(0, 3), (1, 0), (1, 5), (2, 1), (17, 1), (40, 7), (64, 0)] {
             let own: Vec<T> = (0..len).map(|i| value(i as u8 + 1)).collect();
             let mut shared = Aligned([value(0); 64]);
             let mut back = vec![value(0); len];
             // SAFETY: so many elements, inside the arrays.
             unsafe {
-                write(shared.0.as_mut_ptr().add(at), own.as_ptr(), len);
-                read(back.as_mut_ptr(), shared.0.as_ptr().add(at), len);
+                let place = shared.0.as_mut_ptr().add(at).cast();
+                write(place, own.as_ptr().cast(), len, size_of::<T>());
+                read(back.as_mut_ptr().cast(), place, len, size_of::<T>());
             }
             assert_eq!(back, own);
             let rest = shared.0[..at].iter().chain(&shared.0[at + len..]);
