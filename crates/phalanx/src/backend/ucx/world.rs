@@ -13,7 +13,7 @@ use crate::rendezvous::store::Store;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::watch::deadline::after;
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long the end of a world waits for connections to close, so that what was sent last arrives.
