@@ -71,6 +71,7 @@ impl Worker {
                 // SAFETY: a descriptor that was kept and is not received.
                 unsafe { (self.ucx.ucp_am_data_release)(self.worker, descriptor) };
             }
+            // To ask how a request stands calls nothing back.
             let (ucx, parts) = (self.ucx, self.parts.get_mut());
             let before = self.fetching.len();
             self.fetching.retain_mut(|fetching| match settled(ucx, &mut fetching.state) {
