@@ -317,7 +317,14 @@ fn rejoin(args: &[String]) -> Outcome {
     let victims: Vec<usize> = args[1].split(',').filter_map(|rank| rank.parse().ok()).collect();
     let text = |error: Error| error.to_string();
     let is_new = std::env::var_os(NEWCOMER).is_some();
-    let mut comm = if is_new { phalanx::join() } else { phalanx::init() }.map_err(text)?;
+    let since = Instant::now();
+    let mut comm = loop {
+        match if is_new { phalanx::join() } else { phalanx::init() } {
+            // Another rank was lost in the meeting, and the others meet again.
+            Err(Error::Bootstrap(_)) if is_new && since.elapsed() < PATIENCE / 2 => {}
+            joined => break joined.map_err(text)?,
+        }
+    };
     let ranks: usize =
         std::env::var("PHALANX_WORLD_SIZE").ok().and_then(|size| size.parse().ok()).ok_or("no size")?;
     let is_victim = !is_new && victims.contains(&comm.rank());

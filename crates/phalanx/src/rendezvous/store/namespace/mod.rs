@@ -203,6 +203,15 @@ impl Namespace {
         !self.is_empty() && !self.is_complete()
     }
 
+    /// Gives up on what members wait for, since one has ended before all had come, and nobody else may take its place.
+    pub fn give_up(&mut self, rank: u32, end: End, out: &mut Outbox) {
+        if !self.is_complete() {
+            self.exchanges
+                .values_mut()
+                .for_each(|exchange| exchange.fail(ExchangeFailure::Gone(rank, end), out));
+        }
+    }
+
     /// Whether no member is connected.
     pub fn is_empty(&self) -> bool {
         self.here.is_empty()

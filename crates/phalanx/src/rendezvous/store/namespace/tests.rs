@@ -103,6 +103,25 @@ fn a_rank_that_ends_fails_what_it_owes_and_nothing_else() {
     assert_eq!(bench.namespace.lost().collect::<Vec<_>>(), [(1, End::Closed)]);
 }
 
+/// A member of a communicator that grows ends after it has given its value: the last place is given to nobody, and nobody waits.
+#[test]
+fn a_group_that_can_never_be_complete_gives_up() {
+    let mut namespace = Namespace::new(Role::Rank, Some(3), None);
+    for rank in 0..2 {
+        namespace.join(rank, 3, "", &mut Vec::new()).unwrap();
+    }
+    let mut bench = Bench { namespace, now: Instant::now() };
+    bench.exchange(0, b"", 1000);
+    bench.exchange(1, b"", 1000);
+    assert_eq!(bench.namespace.free_place(2), Some(2));
+    let mut out = Vec::new();
+    bench.namespace.ended(1, End::Closed, &mut out);
+    assert_eq!(bench.namespace.free_place(2), None);
+    bench.namespace.give_up(1, End::Closed, &mut out);
+    let gone = (0, Reply::Gone { id: 0, rank: 1, end: End::Closed });
+    assert!(one_by_one(out).contains(&gone));
+}
+
 #[test]
 fn leaving_is_no_loss_but_ends_waiting() {
     let mut bench = Bench::of(2);

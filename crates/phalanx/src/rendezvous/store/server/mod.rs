@@ -564,6 +564,9 @@ impl Service {
         }
         let mut out = Vec::new();
         self.groups.of(group).ended(rank, end, &mut out);
+        if matches!(group, Group::Grown(_)) {
+            self.groups.of(group).give_up(rank, end, &mut out);
+        }
         self.deliver(group, out);
         self.flush();
         self.members.remove(&(group, rank));
