@@ -206,8 +206,10 @@ fn survivors_shrink_and_go_on() {
 fn the_largest_world_has_one_verdict() {
     const HERE: [usize; 4] = [0, MAX_HOST_RANKS, MAX_RANKS / 2 + 1, MAX_RANKS - 1];
     let (_server, rendezvous) = store();
+    let connected = &std::sync::Barrier::new(HERE.len());
     let body = &|rank| {
         let store = Store::connect(&rendezvous, rank, MAX_RANKS, TIMEOUT).unwrap();
+        connected.wait();
         let topology = HostTopology::one_host(MAX_RANKS);
         let comm = HostComm::new(Endpoint::over(store, rank, topology, Duration::from_millis(500)).unwrap());
         barrier(&comm).unwrap_err()
@@ -231,6 +233,8 @@ fn growing<R: Send>(
     let (_server, rendezvous) = store();
     let start = |rank| {
         let store = Store::connect(&rendezvous, rank, 2, TIMEOUT).unwrap();
+        // What is sent to a rank that is not there is lost.
+        store.exchange("all", &[], TIMEOUT).unwrap();
         member(HostComm::new(Endpoint::over(store, rank, HostTopology::one_host(2), TIMEOUT).unwrap()))
     };
     std::thread::scope(|scope| {
