@@ -286,7 +286,8 @@ impl Launch {
             let child = self.command(rank, &job, store.as_ref())?.spawn();
             world.add(rank, child.map_err(|error| format!("rank {rank} does not start: {error}"))?)?;
         }
-        Ok(world.with_store(store.map(|(server, _)| server)))
+        world.keep(store.map(|(server, _)| server));
+        Ok(world)
     }
 
     /// The store of ranks on several hosts.

@@ -59,20 +59,12 @@ impl Holdings {
 
     /// An error if there is more of anything now; addresses may change. Where threads are ranks, all of them look at the same time, and none
     /// begins or ends anything meanwhile.
-    pub fn compare_counts(&self) -> Result<(), String> {
+    fn compare_counts(&self) -> Result<(), String> {
         let counts = |held: &Holdings| [held.files.len(), held.mappings.len(), held.threads];
-        let is_more =
-            |now: &Holdings| counts(now).iter().zip(counts(self)).any(|(now, before)| *now > before);
-        let mut now = Holdings::now()?;
-        // A thread that was joined is still listed for a moment.
-        for _ in 0..500 {
-            if !is_more(&now) {
-                return Ok(());
-            }
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            now = Holdings::now()?;
-        }
-        Err(format!("{self:?} at first, {now:?} now"))
+        let is_no_more =
+            |now: &Holdings| counts(now).iter().zip(counts(self)).all(|(now, before)| *now <= before);
+        let now = settled(Holdings::now, is_no_more)?;
+        if is_no_more(&now) { Ok(()) } else { Err(format!("{self:?} at first, {now:?} now")) }
     }
 
     /// An error that says what is held that was not held before.
@@ -81,19 +73,12 @@ impl Holdings {
             let now = Holdings::now();
             if self.connections { now } else { now.map(Holdings::without_connections) }
         };
-        let mut now = look()?;
-        // A thread that was joined is still listed for a moment, and a thread that ends something holds it so
-        // long.
-        for _ in 0..500 {
+        let now = settled(look, |now| {
             let is_less = now.threads <= self.threads
                 && now.names.is_subset(&self.names)
                 && now.gpu_memory <= self.gpu_memory;
-            if is_less && now.files == self.files && now.mappings == self.mappings {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            now = look()?;
-        }
+            is_less && now.files == self.files && now.mappings == self.mappings
+        })?;
         if now.files != self.files {
             return Err(format!("open files before: {:?}, after: {:?}", self.files, now.files));
         }
@@ -116,6 +101,50 @@ impl Holdings {
         }
         Ok(())
     }
+}
+
+/// Looks until it is as it should be, for a second. A thread that was joined is still listed for a moment, and a thread that ends something
+/// holds it so long.
+fn settled(
+    look: impl Fn() -> Result<Holdings, String>,
+    is_right: impl Fn(&Holdings) -> bool,
+) -> Result<Holdings, String> {
+    let mut now = look()?;
+    for _ in 0..500 {
+        if is_right(&now) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        now = look()?;
+    }
+    Ok(now)
+}
+
+/// What a process holds, and the memory that it uses, before many rounds of something.
+pub struct Baseline {
+    held: Holdings,
+    memory: u64,
+}
+
+impl Baseline {
+    /// At this moment.
+    pub fn now() -> Result<Baseline, String> {
+        Ok(Baseline { held: Holdings::now()?, memory: memory()? })
+    }
+
+    /// An error if there is more of anything now, or more memory than what varies from round to round.
+    pub fn compare(&self) -> Result<(), String> {
+        const GROWTH: u64 = 6 << 20;
+        let grown = memory()?.saturating_sub(self.memory);
+        if grown > GROWTH {
+            return Err(format!("{grown} bytes more"));
+        }
+        self.held.compare_counts()
+    }
+}
+
+fn memory() -> Result<u64, String> {
+    Ok(resident()? + region()?)
 }
 
 /// Whether a process maps this file of `/dev/shm`.

@@ -136,10 +136,8 @@ impl World {
     }
 
     /// Keeps the ranks' store as long as they run.
-    pub(super) fn with_store(self, store: Option<Server>) -> World {
-        let mut world = self;
-        world._store = store;
-        world
+    pub(super) fn keep(&mut self, store: Option<Server>) {
+        self._store = store;
     }
 
     /// Waits until a rank has reached a phase.

@@ -62,10 +62,7 @@ impl Comm {
 fn reached(rank: usize, own: usize, places: &[Place], ids: &[GpuId]) -> Result<Vec<bool>> {
     let is_reached = |place: &Place| {
         let seen = ids.iter().position(|id| *id == place.gpu).filter(|_| place.host == places[rank].host);
-        Ok(match seen {
-            Some(ordinal) => ordinal == own || link(own, ordinal)? == PeerLink::NvLink,
-            None => *place == places[rank],
-        })
+        seen.map_or(Ok(false), |ordinal| Ok(ordinal == own || link(own, ordinal)? == PeerLink::NvLink))
     };
     places.iter().map(is_reached).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::endpoint::Endpoint;
 use crate::contract::{Backend, BackendKind, Blocks, Call, Direction, Operation, RankGrid};
+use crate::os::random_number;
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 
@@ -69,6 +70,19 @@ pub(crate) trait HostChannel: Backend {
     unsafe fn all_gather_words(&self, own: &[u64], all: &mut [u64]) -> Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.all_gather_words_in(Call::empty(Operation::Split), own, all) }
+    }
+
+    /// The number of a growth by so many joiners, on which the ranks agree: random, so that nobody meets those of an earlier attempt.
+    ///
+    /// # Safety
+    /// As for [`Backend::collective`].
+    unsafe fn number_growth(&self, joiners: usize) -> Result<u64> {
+        let own = [random_number("each meeting needs a number of its own")?];
+        let mut all = vec![0u64; self.world_size()];
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
+        // SAFETY: the caller's contract.
+        unsafe { self.all_gather_words_in(call, &own, &mut all) }?;
+        Ok(all[0])
     }
 
     /// [`all_gather_words`](Self::all_gather_words) as a step of `call`, which errors name.

@@ -181,6 +181,30 @@ pub(crate) unsafe fn compare_and_swap<T: AtomicElement>(place: *mut T, expected:
     element_from_bits(old)
 }
 
+/// Moves `count` elements of `size` bytes, each `stride`-th of the source, to places with another stride. `moved` moves elements that follow
+/// each other: [`write()`], [`read`].
+///
+/// # Safety
+/// As for `moved`, of each element.
+#[inline(always)]
+pub(crate) unsafe fn with_strides(
+    count: usize,
+    (target, target_stride): (*mut u8, usize),
+    (source, source_stride): (*const u8, usize),
+    size: usize,
+    moved: unsafe fn(*mut u8, *const u8, usize, usize),
+) {
+    if target_stride == 1 && source_stride == 1 {
+        // SAFETY: the caller's contract.
+        return unsafe { moved(target, source, count, size) };
+    }
+    for index in 0..count {
+        let target = target.wrapping_add(index * target_stride * size);
+        // SAFETY: as above.
+        unsafe { moved(target, source.wrapping_add(index * source_stride * size), 1, size) };
+    }
+}
+
 /// Runs `$body` with `$T` bound to the Rust type of elements that change in one step.
 macro_rules! with_atomic {
     ($dtype:expr, $T:ident => $body:expr) => {

@@ -115,17 +115,9 @@ impl<'m, T: Plain> Epoch<'m, T> {
             // SAFETY: the elements are in the rank's part, just checked, and in `source`.
             return unsafe { self.window.put(to, source.as_ptr().cast(), source_stride) };
         };
-        for (index, element) in source.iter().step_by(source_stride).enumerate() {
-            // SAFETY: as above.
-            unsafe {
-                access::write(
-                    place.add(index * stride).cast(),
-                    (&raw const *element).cast(),
-                    1,
-                    size_of::<T>(),
-                )
-            };
-        }
+        let (target, source) = ((place.cast(), stride), (source.as_ptr().cast(), source_stride));
+        // SAFETY: as above.
+        unsafe { access::with_strides(to.count, target, source, size_of::<T>(), access::write) };
         Ok(())
     }
 
@@ -147,12 +139,10 @@ impl<'m, T: Plain> Epoch<'m, T> {
             // SAFETY: the elements are in the rank's part, just checked, and `target` has room for them.
             return unsafe { self.window.get(from, target.as_mut_ptr().cast(), target_stride) };
         };
-        for (index, element) in target.iter_mut().step_by(target_stride).enumerate() {
-            // SAFETY: as above.
-            unsafe {
-                access::read((&raw mut *element).cast(), place.add(index * stride).cast(), 1, size_of::<T>())
-            };
-        }
+        let (target, source) =
+            ((target.as_mut_ptr().cast(), target_stride), (place.cast_const().cast(), stride));
+        // SAFETY: as above.
+        unsafe { access::with_strides(from.count, target, source, size_of::<T>(), access::read) };
         Ok(())
     }
 

@@ -6,7 +6,6 @@ use crate::control::endpoint::Endpoint;
 use crate::control::host_channel::HostChannel;
 use crate::control::join::Growth;
 use crate::control::relay::growth::{Growing, Met};
-use crate::os::random_number;
 use crate::types::MAX_HOST_RANKS;
 use crate::types::error::{Error, Result, UsageError};
 use crate::watch::deadline::after;
@@ -34,13 +33,9 @@ impl HostComm {
         self.endpoint.check()?;
         self.check_joiners(joiners)?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
-        // So that nobody meets those of an earlier attempt.
-        let own = [random_number("each meeting needs a number of its own")?];
-        let mut all = vec![0u64; members];
-        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.
-        unsafe { self.all_gather_words_in(call, &own, &mut all) }?;
-        let (number, timeout) = (all[0], crate::watch::deadline::of(self.timeout()));
+        let number = unsafe { self.number_growth(joiners) }?;
+        let timeout = crate::watch::deadline::of(self.timeout());
         let Some(job) = self.endpoint.world.job() else {
             let growing = Growing { number, backend, reproducible: false, rank, members, joiners };
             let deadline = after(Instant::now(), timeout);
@@ -54,6 +49,8 @@ impl HostComm {
             let ranks = (0..members + joiners).collect();
             (Endpoint::attach(met.world, met.channel, rank, ranks, self.timeout()), met.number)
         });
+        let mut all = vec![0u64; members];
+        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // A joiner may have died when some members had met it already: all go on in the new world, or none.
         // SAFETY: the caller's contract.
         unsafe { self.all_gather_words_in(call, &[u64::from(grown.is_ok())], &mut all) }?;

@@ -2,10 +2,9 @@
 //! The old one works on.
 
 use super::{MeetHere, UcxComm};
-use crate::contract::{Backend, BackendKind, Call, Operation};
+use crate::contract::{Backend, BackendKind};
 use crate::control::host_channel::HostChannel;
 use crate::control::relay::growth::{Growing, Met};
-use crate::os::random_number;
 use crate::types::error::{Error, Result};
 use crate::watch::deadline::after;
 use std::time::{Duration, Instant};
@@ -18,13 +17,8 @@ impl UcxComm {
     pub(super) unsafe fn grow_with(&self, joiners: usize) -> Result<(UcxComm, u64)> {
         self.endpoint.check()?;
         let (rank, members) = (self.endpoint.rank, self.endpoint.ranks);
-        // So that nobody meets those of an earlier attempt.
-        let own = [random_number("each meeting needs a number of its own")?];
-        let mut all = vec![0u64; members];
-        let call = Call { root: joiners, ..Call::empty(Operation::Grow) };
         // SAFETY: the caller's contract.
-        unsafe { self.all_gather_words_in(call, &own, &mut all) }?;
-        let number = all[0];
+        let number = unsafe { self.number_growth(joiners) }?;
         let timeout = crate::watch::deadline::of(self.endpoint.timeout());
         let deadline = after(Instant::now(), timeout);
         let (backend, reproducible) = (BackendKind::Ucx, self.link.world.reproducible);

@@ -3,6 +3,7 @@
 //! A message is for a receive of its channel, source, kind, number and tag. Messages of the user have tags only, and one peer's are
 //! matched in the order in which they were sent: UCX may hand over a short message before a long one that was sent first.
 
+use super::inbox::Inbox;
 use crate::contract::{Envelope, Wanted};
 use crate::control::segment::SegmentId;
 use crate::types::dtype::unmarked;
@@ -195,20 +196,6 @@ impl Mail {
         !self.closed.contains(&header.channel) && ranks.is_none_or(|ranks| (header.source as usize) < ranks)
     }
 
-    /// Takes a message whose data has come with it. It goes to its place at once, if there is a receive.
-    ///
-    /// # Safety
-    /// As many bytes as the header says can be read at `data`.
-    pub unsafe fn take_eager(&mut self, header: Header, data: *const u8) {
-        // SAFETY: the caller's contract.
-        let data = unsafe { slice(data, header.bytes()) };
-        if let Some(posted) = self.receive_of_next(&header) {
-            let delivery = deliver(&posted, data);
-            return self.deliveries.push((posted.operation, header, delivery));
-        }
-        self.put(header, Body::Bytes(data.to_vec()));
-    }
-
     /// Takes a message.
     pub fn put(&mut self, header: Header, body: Body) {
         let arrival = Arrival { header, body };
@@ -368,6 +355,36 @@ unsafe fn slice<'a>(data: *const u8, len: usize) -> &'a [u8] {
     if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } }
 }
 
+impl Inbox for Mail {
+    type Header = Header;
+
+    fn count_stranger(&mut self) {
+        self.strangers += 1;
+    }
+
+    /// It goes to its place at once, if there is a receive.
+    unsafe fn take_eager(&mut self, header: Header, data: *const u8, len: usize) {
+        if !self.takes(&header) || header.bytes() != len {
+            return;
+        }
+        // SAFETY: the caller's contract.
+        let data = unsafe { slice(data, len) };
+        if let Some(posted) = self.receive_of_next(&header) {
+            let delivery = deliver(&posted, data);
+            return self.deliveries.push((posted.operation, header, delivery));
+        }
+        self.put(header, Body::Bytes(data.to_vec()));
+    }
+
+    fn take_rendezvous(&mut self, header: Header, descriptor: *mut c_void, len: usize) -> bool {
+        let is_kept = self.takes(&header) && header.bytes() == len;
+        if is_kept {
+            self.put(header, Body::Rendezvous(descriptor));
+        }
+        is_kept
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,7 +435,7 @@ mod tests {
         assert!(delivered(&mut mail).is_empty());
         let data = [1u8];
         // SAFETY: one byte.
-        unsafe { mail.take_eager(message(Kind::User, 5, 1, 1), data.as_ptr()) };
+        unsafe { mail.take_eager(message(Kind::User, 5, 1, 1), data.as_ptr(), 1) };
         assert_eq!(delivered(&mut mail), [0, 1]);
         assert_eq!((first, second), ([1], [2]));
     }

@@ -6,7 +6,7 @@
 //! | `world.rs` | UCX of this process, which all its communicators share: how it starts and ends |
 //! | `context.rs` | the loaded library and its settings |
 //! | `worker.rs` | UCX's worker and endpoints: sends, receives, and when they are over |
-//! | `mail.rs` | which message is for which receive |
+//! | `inbox.rs`, `mail.rs` | what takes messages; which one is for which receive |
 //! | `wait.rs` | waits, and giving up on them |
 //! | `choose.rs`, `tunables.rs` | which algorithm carries out a call, and the values that decide |
 //! | `collective.rs`, `collective/` | the algorithms |
@@ -31,6 +31,7 @@ mod context;
 mod growth;
 mod host_message;
 mod hosts;
+mod inbox;
 mod mail;
 mod message;
 mod parts;

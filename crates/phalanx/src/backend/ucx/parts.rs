@@ -6,6 +6,7 @@
 //! UCX's own one-sided operations are not used. Over TCP it would write to any address for whoever finds its port. It adds no floats. And
 //! atomic operations of a network adapter are not atomic beside the processor's.
 
+use super::inbox::Inbox;
 use crate::contract::AtomicOp;
 use crate::control::segment::SegmentId;
 use crate::reduce::access;
@@ -204,14 +205,8 @@ impl Part {
         // SAFETY: the elements are in the part, just looked at, and at `data`, says the caller.
         let answer = unsafe {
             match kind {
-                AccessKind::Put if stride == 1 || count <= 1 => {
-                    access::write(place, data, count, size);
-                    None
-                }
                 AccessKind::Put => {
-                    for index in 0..count {
-                        access::write(place.add(index * stride * size), data.add(index * size), 1, size);
-                    }
+                    access::with_strides(count, (place, stride), (data, 1), size, access::write);
                     None
                 }
                 AccessKind::Get if stride == 1 || count <= 1 => {
@@ -219,9 +214,8 @@ impl Part {
                 }
                 AccessKind::Get => {
                     let mut gathered = vec![0u8; count * size];
-                    for (index, element) in gathered.chunks_exact_mut(size).enumerate() {
-                        access::read(element.as_mut_ptr(), place.add(index * stride * size), 1, size);
-                    }
+                    let target = (gathered.as_mut_ptr(), 1);
+                    access::with_strides(count, target, (place, stride), size, access::read);
                     Some((0, ReplyData::Gathered(gathered)))
                 }
                 AccessKind::Accumulate => {
@@ -251,7 +245,7 @@ impl Part {
 
 /// The parts of all windows of this process.
 pub(super) struct Parts {
-    key: [u64; 2],
+    pub key: [u64; 2],
     open: HashMap<WindowId, Part>,
     /// What the worker is to fetch, to answer, and to release.
     pub fetches: Vec<Fetch>,
@@ -326,38 +320,6 @@ impl Parts {
         ((access.source as usize) < part.sources.len()).then_some((id, part))
     }
 
-    /// Takes an access whose data has come with it. One that is in order is carried out at once.
-    ///
-    /// # Safety
-    /// So many bytes can be read at `data`.
-    pub unsafe fn take_eager(&mut self, access: Access, data: *const u8, bytes: usize) {
-        let Some((id, part)) = self.source(&access) else { return };
-        let source = &mut part.sources[access.source as usize];
-        if source.is_fetching || access.order != source.done + 1 {
-            // SAFETY: the caller's contract; no bytes may be anywhere.
-            let data = if bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, bytes) } };
-            return source.early.push((access, Body::Bytes(data.to_vec())));
-        }
-        // SAFETY: the caller's contract.
-        unsafe { self.perform(id, &access, data, bytes) };
-        self.advance(id, access.source as usize);
-    }
-
-    /// Takes an access whose data is to be fetched; whether its descriptor is kept.
-    pub fn take_rendezvous(&mut self, access: Access, descriptor: *mut c_void, bytes: usize) -> bool {
-        let Some((id, part)) = self.source(&access) else { return false };
-        let is_in_one_place = access.stride == 1 || access.count <= 1;
-        if access.kind != AccessKind::Put as u8
-            || !is_in_one_place
-            || part.place(AccessKind::Put, &access, bytes).is_none()
-        {
-            return false;
-        }
-        part.sources[access.source as usize].early.push((access, Body::Rendezvous(descriptor, bytes)));
-        self.advance(id, access.source as usize);
-        true
-    }
-
     /// The data of a source's put is in its place.
     pub fn fetched(&mut self, id: WindowId, source: usize) {
         let Some(part) = self.open.get_mut(&id) else { return };
@@ -401,6 +363,42 @@ impl Parts {
             let (from, peer) = (part.rank, part.members[source]);
             self.replies.push(Reply { window: id, from, peer, tag: access.tag, word, data });
         }
+    }
+}
+
+impl Inbox for Parts {
+    type Header = Access;
+
+    fn count_stranger(&mut self) {
+        self.strangers += 1;
+    }
+
+    /// An access that is in order is carried out at once.
+    unsafe fn take_eager(&mut self, access: Access, data: *const u8, bytes: usize) {
+        let Some((id, part)) = self.source(&access) else { return };
+        let source = &mut part.sources[access.source as usize];
+        if source.is_fetching || access.order != source.done + 1 {
+            // SAFETY: the caller's contract; no bytes may be anywhere.
+            let data = if bytes == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, bytes) } };
+            return source.early.push((access, Body::Bytes(data.to_vec())));
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.perform(id, &access, data, bytes) };
+        self.advance(id, access.source as usize);
+    }
+
+    fn take_rendezvous(&mut self, access: Access, descriptor: *mut c_void, bytes: usize) -> bool {
+        let Some((id, part)) = self.source(&access) else { return false };
+        let is_in_one_place = access.stride == 1 || access.count <= 1;
+        if access.kind != AccessKind::Put as u8
+            || !is_in_one_place
+            || part.place(AccessKind::Put, &access, bytes).is_none()
+        {
+            return false;
+        }
+        part.sources[access.source as usize].early.push((access, Body::Rendezvous(descriptor, bytes)));
+        self.advance(id, access.source as usize);
+        true
     }
 }
 

@@ -403,7 +403,15 @@ impl Window for UcxWindow<'_> {
         let size = to.dtype.size();
         if let Some(place) = self.here(&to) {
             // SAFETY: the elements are at the source and in the rank's part, says the caller.
-            unsafe { copy(to.count, (place, to.stride), (source, source_stride), size, access::write) };
+            unsafe {
+                access::with_strides(
+                    to.count,
+                    (place, to.stride),
+                    (source, source_stride),
+                    size,
+                    access::write,
+                )
+            };
             return Ok(());
         }
         if to.count == 0 {
@@ -421,7 +429,7 @@ impl Window for UcxWindow<'_> {
             let access = self.access_to(AccessKind::Put, &to, first, count);
             // SAFETY: as above; the vector has room for the elements of a piece.
             unsafe {
-                copy(count, (packed.as_mut_ptr(), 1), (from, source_stride), size, copy_own);
+                access::with_strides(count, (packed.as_mut_ptr(), 1), (from, source_stride), size, copy_own);
                 self.send(to.rank, &access, packed.as_ptr(), count * size)
             }
         })
@@ -431,7 +439,15 @@ impl Window for UcxWindow<'_> {
         let size = from.dtype.size();
         if let Some(place) = self.here(&from) {
             // SAFETY: the elements are in the rank's part, and the target has room for them, says the caller.
-            unsafe { copy(from.count, (target, target_stride), (place, from.stride), size, access::read) };
+            unsafe {
+                access::with_strides(
+                    from.count,
+                    (target, target_stride),
+                    (place, from.stride),
+                    size,
+                    access::read,
+                )
+            };
             return Ok(());
         }
         if from.count == 0 {
@@ -450,7 +466,7 @@ impl Window for UcxWindow<'_> {
             // SAFETY: as above; the vector has room for the elements of a piece.
             unsafe {
                 self.answer(from.rank, access, packed.as_mut_ptr(), count * size)?;
-                copy(count, (to, target_stride), (packed.as_ptr(), 1), size, copy_own);
+                access::with_strides(count, (to, target_stride), (packed.as_ptr(), 1), size, copy_own);
             }
             Ok(())
         })
@@ -505,28 +521,6 @@ impl Drop for UcxWindow<'_> {
                 |user: usize| self.comm.endpoint.members().iter().position(|member| *member == user);
             users.into_iter().filter_map(of_world).collect()
         });
-    }
-}
-
-/// Copies `count` elements, each `stride`-th, to places with another stride.
-///
-/// # Safety
-/// As for `copied`, which copies elements that follow each other.
-unsafe fn copy(
-    count: usize,
-    (target, target_stride): (*mut u8, usize),
-    (source, source_stride): (*const u8, usize),
-    size: usize,
-    copied: unsafe fn(*mut u8, *const u8, usize, usize),
-) {
-    if target_stride == 1 && source_stride == 1 {
-        // SAFETY: the caller's contract.
-        return unsafe { copied(target, source, count, size) };
-    }
-    for index in 0..count {
-        let target = target.wrapping_add(index * target_stride * size);
-        // SAFETY: as above.
-        unsafe { copied(target, source.wrapping_add(index * source_stride * size), 1, size) };
     }
 }
 

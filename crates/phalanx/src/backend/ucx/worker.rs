@@ -7,7 +7,8 @@ mod aside;
 mod serve;
 
 use super::context::{check, create_context, library};
-use super::mail::{Body, Delivery, Header, Mail, Matching, Posted};
+use super::inbox::Inbox;
+use super::mail::{Delivery, Header, Mail, Matching, Posted};
 use super::parts::Parts;
 use super::tunables::FETCHED;
 use crate::control::segment::SegmentId;
@@ -87,7 +88,6 @@ pub(super) struct Worker {
     ucx: &'static Ucx,
     context: ucp_context_h,
     worker: ucp_worker_h,
-    key: [u64; 2],
     mail: Box<UnsafeCell<Mail>>,
     /// What other ranks access here.
     parts: Box<UnsafeCell<Parts>>,
@@ -139,25 +139,24 @@ impl Worker {
             closing: Vec::new(),
             rank,
             warned: false,
-            key,
             mail,
             parts,
             fetching: Vec::new(),
             replying: Vec::new(),
         };
-        made.handle(MESSAGE, on_message, made.mail.get().cast())?;
-        made.handle(ACCESS, serve::on_access, made.parts.get().cast())?;
+        made.handle(MESSAGE, &made.mail)?;
+        made.handle(ACCESS, &made.parts)?;
         Ok(made)
     }
 
-    /// Has messages of a number handed to a function with this argument, which lives until the worker is destroyed.
-    fn handle(&self, id: c_uint, handler: ucp_am_recv_callback_t, arg: *mut c_void) -> Result<()> {
+    /// Has messages of a number handed to an inbox, which lives until the worker is destroyed.
+    fn handle<I: Inbox>(&self, id: c_uint, inbox: &UnsafeCell<I>) -> Result<()> {
         let handler = ucp_am_handler_param_t {
             field_mask: UCP_AM_HANDLER_PARAM_FIELDS,
             id,
             flags: UCP_AM_FLAG_WHOLE_MSG,
-            cb: Some(handler),
-            arg,
+            cb: Some(on_message::<I>),
+            arg: inbox.get().cast(),
         };
         // SAFETY: a worker, and parameters that are copied.
         let set = unsafe { (self.ucx.ucp_worker_set_am_recv_handler)(self.worker, &raw const handler) };
@@ -184,7 +183,6 @@ impl Worker {
     pub fn meet(&mut self, addresses: Vec<Vec<u8>>, key: [u64; 2]) {
         let peer = |address| Peer { address, endpoint: None, health: Box::default() };
         self.peers = addresses.into_iter().map(peer).collect();
-        self.key = key;
         *self.mail.get_mut() = Mail::new(key);
         *self.parts.get_mut() = Parts::new(key);
     }
@@ -345,11 +343,8 @@ impl Worker {
     pub unsafe fn send(&mut self, peer: usize, header: Header, data: *const u8) -> usize {
         let (len, from, nowhere) = (header.bytes(), (header.channel, 0), (std::ptr::null_mut(), 0));
         if peer == self.rank {
-            let mail = self.mail.get_mut();
-            if mail.takes(&header) {
-                // SAFETY: the caller's contract.
-                unsafe { mail.take_eager(header, data) };
-            }
+            // SAFETY: the caller's contract.
+            unsafe { self.mail.get_mut().take_eager(header, data, len) };
             let operation = self.insert(header, from, peer, nowhere);
             self.operations[operation].state = State::Over(Outcome::Complete);
             self.deliver();
@@ -529,31 +524,28 @@ fn state_of(answer: ucs_status_ptr_t) -> State {
 }
 
 /// A message has come.
-unsafe extern "C" fn on_message(
-    mail: *mut c_void,
+unsafe extern "C" fn on_message<I: Inbox>(
+    inbox: *mut c_void,
     header: *const c_void,
     header_len: usize,
     data: *mut c_void,
     len: usize,
     param: *const ucp_am_recv_param_t,
 ) -> ucs_status_t {
-    // SAFETY: the mail of this worker; UCX runs inside of one of its calls, where no other reference lives. The parameters and
+    // SAFETY: the inbox of this worker; UCX runs inside of one of its calls, where no other reference lives. The parameters and
     // so many bytes of header can be read; any bytes are a header.
     unsafe {
-        let mail = &mut *mail.cast::<Mail>();
-        if header_len != size_of::<Header>() {
-            mail.strangers += 1;
+        let inbox = &mut *inbox.cast::<I>();
+        if header_len != size_of::<I::Header>() {
+            inbox.count_stranger();
             return ucs_status_t::Ok;
         }
-        let header = header.cast::<Header>().read_unaligned();
-        if !mail.takes(&header) || header.bytes() != len {
-            return ucs_status_t::Ok;
-        }
+        let header = header.cast::<I::Header>().read_unaligned();
         if (*param).recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0 {
-            mail.put(header, Body::Rendezvous(data));
-            return ucs_status_t::InProgress;
+            let is_kept = inbox.take_rendezvous(header, data, len);
+            return if is_kept { ucs_status_t::InProgress } else { ucs_status_t::Ok };
         }
-        mail.take_eager(header, data.cast_const().cast());
+        inbox.take_eager(header, data.cast_const().cast(), len);
         ucs_status_t::Ok
     }
 }

@@ -1,7 +1,7 @@
 //! Growth on several hosts: the members of a communicator and new ranks meet in the job's store, as a group of their own.
 //!
 //! 1. The members connect to the store again, with a number that they agree on before. New ranks get the places behind them.
-//! 2. All introduce themselves ([`meet`], [`enter`]), and so learn which ranks share hosts.
+//! 2. All introduce themselves ([`Relay::meet_joiners`], [`enter`]), and so learn which ranks share hosts.
 //! 3. Each makes its end of the new communicator.
 //! 4. All say that they have one ([`World::settle_growth`](crate::control::world::World::settle_growth)). The store answers all of them
 //!    alike: the communicator counts, or nobody goes on with it.

@@ -103,7 +103,7 @@ impl Worker {
             _ => Vec::new(),
         };
         let header = Header {
-            key: self.key,
+            key: self.parts.get_mut().key,
             channel: reply.window.0,
             source: reply.from as u32,
             kind: Kind::Reply as u8,
@@ -129,32 +129,5 @@ impl Worker {
             peer
         };
         fetching.chain(replying.map(to)).collect()
-    }
-}
-
-/// An access has come.
-pub(super) unsafe extern "C" fn on_access(
-    parts: *mut c_void,
-    header: *const c_void,
-    header_len: usize,
-    data: *mut c_void,
-    len: usize,
-    param: *const ucp_am_recv_param_t,
-) -> ucs_status_t {
-    // SAFETY: the parts of this worker; UCX runs inside of one of its calls, where no other reference lives. The parameters and
-    // so many bytes of header can be read; any bytes are an access.
-    unsafe {
-        let parts = &mut *parts.cast::<Parts>();
-        if header_len != size_of::<Access>() {
-            parts.strangers += 1;
-            return ucs_status_t::Ok;
-        }
-        let access = header.cast::<Access>().read_unaligned();
-        if (*param).recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0 {
-            let is_kept = parts.take_rendezvous(access, data, len);
-            return if is_kept { ucs_status_t::InProgress } else { ucs_status_t::Ok };
-        }
-        parts.take_eager(access, data.cast_const().cast(), len);
-        ucs_status_t::Ok
     }
 }

@@ -3,7 +3,7 @@
 use super::Service;
 use super::connection::ServerConnection;
 use crate::rendezvous::store::namespace::{Group, Letter};
-use crate::rendezvous::store::protocol::{End, Growth, Reply, Role};
+use crate::rendezvous::store::protocol::{End, Growth, Reply, Request, Role};
 use std::result::Result as StdResult;
 
 /// The remedy for growing where launchers carry their ranks' requests.
@@ -11,8 +11,22 @@ const CARRIED: &str = "the ranks of a host share one connection to the job's sto
                        with phalanx launch --restarts";
 
 impl Service {
+    /// Answers whoever says who it is.
+    pub(super) fn introduced(&mut self, id: u64, request: Request) {
+        match request {
+            Request::Join { role, rank, size, epoch, job } => {
+                let outcome = self.admit(role, rank, size, epoch, &job);
+                self.answer_join(id, Group::of(role), rank, outcome);
+            }
+            Request::Grow { growth, rank, epoch, job } => self.admit_growing(id, growth, rank, epoch, &job),
+            Request::Enter { epoch, job } => self.admit_newcomer(id, epoch, &job),
+            Request::Carry { epoch, job } => self.admit_carrier(id, epoch, &job),
+            _ => unreachable!("the connection has looked at it"),
+        }
+    }
+
     /// Lets a connection carry the ranks of a host, or refuses it.
-    pub(super) fn admit_carrier(&mut self, id: u64, epoch: u32, job: &str) {
+    fn admit_carrier(&mut self, id: u64, epoch: u32, job: &str) {
         let current = self.settings.epoch;
         let problem = match self.above {
             Some(_) => Err("this store is for the ranks of a host".to_owned()),
@@ -40,14 +54,7 @@ impl Service {
     }
 
     /// Takes a member in, or says why not.
-    pub(super) fn admit(
-        &mut self,
-        role: Role,
-        rank: u32,
-        size: u32,
-        epoch: u32,
-        job: &str,
-    ) -> StdResult<(), String> {
+    fn admit(&mut self, role: Role, rank: u32, size: u32, epoch: u32, job: &str) -> StdResult<(), String> {
         if role == Role::Rank {
             self.check_epoch(&format!("rank {rank}"), epoch)?;
         }
@@ -68,7 +75,7 @@ impl Service {
     }
 
     /// Takes a member of a communicator that grows into its group.
-    pub(super) fn admit_growing(&mut self, id: u64, growth: Growth, rank: u32, epoch: u32, job: &str) {
+    fn admit_growing(&mut self, id: u64, growth: Growth, rank: u32, epoch: u32, job: &str) {
         let group = self.check_newcomer("a communicator that grows", epoch, job);
         let group = group.and_then(|()| self.groups.open(growth, rank));
         let Ok(group) = group else {
@@ -81,7 +88,7 @@ impl Service {
     }
 
     /// Gives a new rank the next place, if a communicator asks for new ranks.
-    pub(super) fn admit_newcomer(&mut self, id: u64, epoch: u32, job: &str) {
+    fn admit_newcomer(&mut self, id: u64, epoch: u32, job: &str) {
         if let Err(reason) = self.check_newcomer("a new rank", epoch, job) {
             return self.refuse_newcomer(id, reason);
         }

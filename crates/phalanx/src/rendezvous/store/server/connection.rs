@@ -6,8 +6,8 @@ use crate::rendezvous::store::cipher::{Cipher, Identity};
 use crate::rendezvous::store::namespace::Group;
 use crate::rendezvous::store::output::Output;
 use crate::rendezvous::store::protocol::{
-    Carried, End, Greeting, Growth, HEARTBEATS, MAX_EXCHANGE, MAX_JOIN, MAX_REQUEST, Malformed, Reply,
-    Request, Role, Side, VERSION,
+    Carried, End, Greeting, HEARTBEATS, MAX_EXCHANGE, MAX_JOIN, MAX_REQUEST, Malformed, Reply, Request, Role,
+    Side, VERSION,
 };
 use crate::rendezvous::store::session;
 use crate::rendezvous::store::session::Key;
@@ -72,34 +72,12 @@ enum Members {
 pub enum Step {
     /// Nothing yet.
     Nothing,
-    Join {
-        role: Role,
-        rank: u32,
-        size: u32,
-        epoch: u32,
-        job: String,
-    },
-    /// A member of a communicator that grows joins its group.
-    Grow {
-        growth: Growth,
-        rank: u32,
-        epoch: u32,
-        job: String,
-    },
-    /// A new rank asks for a place.
-    Enter {
-        epoch: u32,
-        job: String,
-    },
+    /// It says who it is, or which member it carries from now on: `Join`, `Grow`, `Enter` or `Carry`.
+    Introduction(Request),
     Ask {
         group: Group,
         rank: u32,
         request: Request,
-    },
-    /// It carries members.
-    Carry {
-        epoch: u32,
-        job: String,
     },
     /// One of the members that it carries has ended.
     Ended {
@@ -304,15 +282,10 @@ impl ServerConnection {
                 let Some(opened) = opened else {
                     return Ok(None);
                 };
-                let step = match Request::decode(opened.message)? {
-                    Request::Join { role, rank, size, epoch, job } => {
-                        Step::Join { role, rank, size, epoch, job }
-                    }
-                    Request::Grow { growth, rank, epoch, job } => Step::Grow { growth, rank, epoch, job },
-                    Request::Enter { epoch, job } => Step::Enter { epoch, job },
-                    Request::Carry { epoch, job } => Step::Carry { epoch, job },
-                    _ => return Err(Malformed("it does not say who it is")),
-                };
+                let request = Request::decode(opened.message)?;
+                if !is_introduction(&request) {
+                    return Err(Malformed("it does not say who it is"));
+                }
                 let taken = opened.taken;
                 self.input.drain(..taken);
                 self.last_received = now;
@@ -320,7 +293,7 @@ impl ServerConnection {
                     unreachable!("the phase was matched above");
                 };
                 self.phase = Phase::Proved { from, to, members: Members::Undecided };
-                Ok(Some(step))
+                Ok(Some(Step::Introduction(request)))
             }
             Phase::Proved { from, members, .. } if self.end.is_none() => {
                 if matches!(members, Members::Undecided | Members::Awaited(..)) {
@@ -477,8 +450,8 @@ fn carried_step(
         _ => return Err(Malformed("it asks for several members at once")),
     };
     match message {
-        Request::Join { rank: joining, role: Role::Rank, size, epoch, job } if joining == rank => {
-            Ok(Step::Join { role: Role::Rank, rank, size, epoch, job })
+        Request::Join { rank: joining, role: Role::Rank, .. } if joining == rank => {
+            Ok(Step::Introduction(message))
         }
         // A member that was refused may have asked or ended before it knew.
         _ if !members.contains(&rank) => Ok(Step::Nothing),

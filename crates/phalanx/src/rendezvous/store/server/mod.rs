@@ -450,22 +450,13 @@ impl Service {
         while let Some(connection) = self.connections.get_mut(&id) {
             match connection.next_step(&self.token, now) {
                 Step::Nothing => return,
-                Step::Join { role, rank, size, epoch, job } => {
-                    if self.above.is_some() {
-                        let join = Request::Join { role, rank, size, epoch, job };
-                        if let Some(problem) = self.ask_above(id, role, rank, join) {
-                            self.answer_join(id, Group::of(role), rank, Err(problem));
-                        }
-                        return;
+                Step::Introduction(join @ Request::Join { role, rank, .. }) if self.above.is_some() => {
+                    if let Some(problem) = self.ask_above(id, role, rank, join) {
+                        self.answer_join(id, Group::of(role), rank, Err(problem));
                     }
-                    let outcome = self.admit(role, rank, size, epoch, &job);
-                    self.answer_join(id, Group::of(role), rank, outcome);
+                    return;
                 }
-                Step::Grow { growth, rank, epoch, job } => {
-                    self.admit_growing(id, growth, rank, epoch, &job);
-                }
-                Step::Enter { epoch, job } => self.admit_newcomer(id, epoch, &job),
-                Step::Carry { epoch, job } => self.admit_carrier(id, epoch, &job),
+                Step::Introduction(request) => self.introduced(id, request),
                 Step::Ended { rank, end } => {
                     if connection.forget(rank) {
                         self.end_member(Group::Ranks, rank, end);
