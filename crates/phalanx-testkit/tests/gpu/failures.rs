@@ -11,6 +11,7 @@ use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::threads::Busy;
 use std::panic::AssertUnwindSafe;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -33,6 +34,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/group_with_a_failed_one", move || group_with_a_failed_one(gpus)),
+        Trial::test("threads/group_with_one_that_failed_before", move || group_with_one_that_failed_before(gpus)),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),
@@ -261,10 +263,24 @@ fn all_to_all_v(comm: &Comm, buffer: &Slice<f32>, to: impl Fn(usize) -> usize) -
 /// Nothing of a group is started if one of its communicators has failed: the others' ranks do not wait for
 /// what was called in it, nor take what is called afterwards for it.
 fn group_with_a_failed_one(gpus: usize) -> Result<(), Failed> {
+    group_with_one_that_fails(gpus, false)
+}
+
+/// The same, where it has failed before the group queues anything for it.
+fn group_with_one_that_failed_before(gpus: usize) -> Result<(), Failed> {
+    group_with_one_that_fails(gpus, true)
+}
+
+fn group_with_one_that_fails(gpus: usize, before: bool) -> Result<(), Failed> {
+    let together = Barrier::new(gpus);
     let errors = world(gpus, |comm| -> Result<Option<Error>, String> {
         let split = || must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
         let (one, other) = (split()?, split()?);
         let (mut a, mut b) = (vec![1.0f32; 1000], vec![1.0f32; 1000]);
+        if before && comm.rank() == 1 {
+            other.abort();
+        }
+        together.wait();
         if comm.rank() == 0 {
             let grouped = phalanx::group(|g| {
                 g.on(&one).all_reduce_in_place(&mut a, ReduceOp::Sum)?;

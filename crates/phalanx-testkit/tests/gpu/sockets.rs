@@ -3,6 +3,7 @@
 
 use crate::{collectives, exits, failures, messages};
 use libtest_mimic::{Failed, Trial};
+use phalanx_testkit::gpus::GPU_ALGORITHM;
 use phalanx_testkit::processes::Launch;
 use phalanx_testkit::suite::Condition;
 use std::path::Path;
@@ -38,9 +39,10 @@ fn operations(gpus: usize) -> Result<(), Failed> {
     sockets_were_used(folder.path())
 }
 
-/// With NCCL's log in a folder.
+/// With NCCL's log in a folder. Own kernels would carry short operations out, since the GPUs do reach each other.
 fn on_hosts_of_their_own(launch: Launch, ranks: usize, folder: &Path) -> Launch {
     let launch = launch
+        .env(GPU_ALGORITHM, "nccl")
         .env("NCCL_P2P_DISABLE", "1")
         .env("NCCL_SHM_DISABLE", "1")
         .env("NCCL_NET", "Socket")

@@ -68,9 +68,9 @@ impl<'a> OpenGroup<'a> {
         OpenGroup { backends, is_open: true }
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn end(&mut self, queued: &Result<()>) -> Result<()> {
         self.is_open = false;
-        self.backends.iter().map(|backend| backend.end_group()).fold(Ok(()), Result::and)
+        self.backends.iter().map(|backend| backend.end_group(queued)).fold(Ok(()), Result::and)
     }
 
     /// The group is over: its messages are settled.
@@ -84,7 +84,7 @@ impl Drop for OpenGroup<'_> {
         self.backends.iter().for_each(|backend| backend.abandon());
         if self.is_open {
             // The communicators have failed.
-            let _ = self.end();
+            let _ = self.end(&Ok(()));
         }
     }
 }
@@ -160,7 +160,7 @@ impl<'env> Group<'env> {
             let limits = self.transfers.iter().map(|(comm, _)| comm.deadline);
             let limits = limits.chain(self.calls.iter().map(|(comm, _)| comm.deadline)).flatten();
             let _limited = Limited::to(limits.min());
-            open.end()
+            open.end(&started)
         };
         let outcome = wait_all(&messages).and(started).and(ended);
         open.forget();

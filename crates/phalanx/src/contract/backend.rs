@@ -176,8 +176,8 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     /// and over all communicators.
     fn start_group(&self) {}
 
-    /// Starts what was queued, if this ends the outermost group.
-    fn end_group(&self) -> Result<()> {
+    /// Starts what was queued, if this ends the outermost group; nothing if a communicator of the group failed meanwhile, as `queued` says.
+    fn end_group(&self, _queued: &Result<()>) -> Result<()> {
         Ok(())
     }
 

@@ -61,7 +61,7 @@ impl<'a> Surface<'a> {
         // The library's model is of the library, also where an own kernel would carry the call out.
         // SAFETY: as above, until the group's end, behind which the library has forgotten them.
         let queued = unsafe { operation::collective_with(communicator, call, None, Needs::default()) };
-        let ended = group::end_with(communicator, name, || {
+        let ended = group::end_with(communicator, name, &queued, || {
             // SAFETY: the level was entered on this thread; the out-pointer is written during the call.
             answer = unsafe { simulate(&raw mut info) };
             answer

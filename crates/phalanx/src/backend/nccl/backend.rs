@@ -146,9 +146,9 @@ impl Backend for NcclComm {
         group::start(&self.communicator, &self.messages);
     }
 
-    fn end_group(&self) -> Result<()> {
+    fn end_group(&self, queued: &Result<()>) -> Result<()> {
         let flushed = self.flush();
-        flushed.and(group::end(&self.communicator))
+        flushed.and(group::end(&self.communicator, queued))
     }
 
     fn sync(&self) -> Result<()> {

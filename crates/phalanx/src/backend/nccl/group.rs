@@ -50,17 +50,18 @@ pub(crate) fn start(communicator: &Communicator, messages: &Arc<PostedMessages>)
     }
 }
 
-/// Leaves a level. The outermost starts the queued operations and finishes them.
-pub(crate) fn end(communicator: &Arc<Communicator>) -> Result<()> {
+/// Leaves a level. The outermost starts the queued operations and finishes them, unless a communicator failed while they were `queued`.
+pub(crate) fn end(communicator: &Arc<Communicator>, queued: &Result<()>) -> Result<()> {
     let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
     // SAFETY: the level was entered on this thread.
-    end_with(communicator, "ncclGroupEnd", || unsafe { end() })
+    end_with(communicator, "ncclGroupEnd", queued, || unsafe { end() })
 }
 
 /// [`end`] by a function of the library that ends groups.
 pub(crate) fn end_with(
     communicator: &Arc<Communicator>,
     function: &'static str,
+    queued: &Result<()>,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
     let outermost = OPEN.with_borrow_mut(|group| {
@@ -70,7 +71,8 @@ pub(crate) fn end_with(
     let Some((started, carrying)) = outermost else {
         return communicator.progress(end(), function).map(drop);
     };
-    let outcome = start_all(communicator, started, function, end);
+    let failed = queued.as_ref().err().filter(|error| error.is_fatal());
+    let outcome = start_all(communicator, started, failed.cloned(), function, end);
     carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
     outcome
 }
@@ -79,10 +81,11 @@ pub(crate) fn end_with(
 fn start_all(
     communicator: &Communicator,
     mut started: Vec<EnqueuedOperation>,
+    failed: Option<Error>,
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
-    let arrived = wait_for_arrivals_of(&mut started);
+    let arrived = failed.map_or_else(|| wait_for_arrivals_of(&mut started), Err);
     let (arrived, ended) = {
         let inside = GroupLocks::all(&started);
         let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));
