@@ -25,7 +25,8 @@ const CASES: [&[Case]; 5] =
 
 /// In a rank process: the case that its argument names.
 fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
-    let (_, case) = CASES.concat().into_iter().find(|(name, _)| *name == args[0]).ok_or("no such case")?;
+    let mut cases = [CASES.concat(), tensor_parallel::GPU_CASES.to_vec()].concat().into_iter();
+    let (_, case) = cases.find(|(name, _)| *name == args[0]).ok_or("no such case")?;
     let run = || perform(&Ranks::new(comm)?, case);
     run().map(|()| String::new()).map_err(|error| error.to_string())
 }
@@ -66,7 +67,8 @@ fn main() -> ExitCode {
     let gpus = gpus::count().ok().filter(|_| cfg!(feature = "cuda"));
     let (on_gpus, most) = (gpus.is_some(), gpus.unwrap_or(5));
     let mut trials = Vec::new();
-    for (name, case) in CASES.concat() {
+    let only_on_gpus = if on_gpus { tensor_parallel::GPU_CASES } else { &[] };
+    for (name, case) in [&CASES.concat(), only_on_gpus].concat() {
         for count in 1..=most.min(5) {
             trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
         }

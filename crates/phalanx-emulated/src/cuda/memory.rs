@@ -219,6 +219,11 @@ pub fn announce_free(function: &'static str, address: u64, kinds: &[Kind]) {
     allocation.freed_by = Some(function);
 }
 
+/// Whether the allocation around an address is registered with a communicator.
+pub fn is_registered(address: u64) -> bool {
+    find(address).is_some_and(|allocation| allocation.registrations > 0)
+}
+
 /// Makes an allocation inaccessible.
 pub fn close(address: u64) {
     let mut memory = lock(&MEMORY);

@@ -7,7 +7,7 @@ use super::types::data_type;
 use crate::arithmetic::DataType;
 use crate::base::call::Code;
 use crate::base::violation::violation;
-use crate::cuda::memory::{Range, When};
+use crate::cuda::memory::{self, Range, When};
 use std::sync::Arc;
 
 /// The kind of an operation.
@@ -172,6 +172,12 @@ impl Operation {
         };
         let send = range("the send buffer", send, sent)?;
         let receive = range("the receive buffer", receive, received)?;
+        if let (Kind::AllToAll, Some(send), Some(receive)) = (&kind, &send, &receive)
+            && memory::is_registered(send.address) != memory::is_registered(receive.address)
+        {
+            // 2.28.9 crashes, or never ends.
+            violation(function, "one of the two buffers is registered and the other is not");
+        }
         let bias = if bias == 0 { None } else { range("the bias", bias, 1)? };
         let operation = Operation {
             function,

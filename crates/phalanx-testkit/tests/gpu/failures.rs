@@ -277,23 +277,24 @@ fn group_with_one_that_fails(gpus: usize, before: bool) -> Result<(), Failed> {
         let split = || must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
         let (one, other) = (split()?, split()?);
         let (mut a, mut b) = (vec![1.0f32; 1000], vec![1.0f32; 1000]);
-        if before && comm.rank() == 1 {
-            other.abort();
+        let mut other = Some(other);
+        let mut fail = || other.take_if(|_| comm.rank() == 1).map(Comm::abort);
+        if before {
+            fail();
         }
         together.wait();
-        if comm.rank() == 0 {
-            let grouped = phalanx::group(|g| {
-                g.on(&one).all_reduce_in_place(&mut a, ReduceOp::Sum)?;
-                g.on(&other).all_reduce_in_place(&mut b, ReduceOp::Sum)
-            });
-            let Err(Error::Aborted { rank: 1 }) = grouped else { return Err(format!("{grouped:?}")) };
+        if comm.rank() > 0 {
+            // Rank 0 waits for the others in both.
+            std::thread::sleep(Duration::from_millis(300));
+            fail();
             return Ok(one.all_reduce_in_place(&mut a, ReduceOp::Sum).err());
         }
-        // Rank 0 waits for the others in both.
-        std::thread::sleep(Duration::from_millis(300));
-        if comm.rank() == 1 {
-            other.abort();
-        }
+        let other = other.ok_or("only rank 1 has none")?;
+        let grouped = phalanx::group(|g| {
+            g.on(&one).all_reduce_in_place(&mut a, ReduceOp::Sum)?;
+            g.on(&other).all_reduce_in_place(&mut b, ReduceOp::Sum)
+        });
+        let Err(Error::Aborted { rank: 1 }) = grouped else { return Err(format!("{grouped:?}")) };
         Ok(one.all_reduce_in_place(&mut a, ReduceOp::Sum).err())
     })?;
     for (rank, error) in errors.into_iter().enumerate() {

@@ -9,6 +9,7 @@ use crate::contract::RowFormat;
 use crate::contract::{Blocks, Call, Operation};
 #[cfg(feature = "nccl")]
 use crate::gpu::kernels::{KernelModule, Kernels};
+use crate::os::sync::lock;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{RawStream, Space};
@@ -37,6 +38,8 @@ pub(crate) struct Needs {
     reduction: Option<ncclRedOp_t>,
     /// Freed behind the operation, on its stream.
     pub scratch: Option<StreamMemory>,
+    /// What arrived in the scratch, for the buffer it belongs to.
+    back: Option<CopyBack>,
     /// The bias of an all_reduce (`ncclAllReduceWithBias`).
     bias: Option<*const c_void>,
     /// Own kernels that wait for the group's end.
@@ -46,6 +49,17 @@ pub(crate) struct Needs {
     #[cfg(feature = "nccl")]
     norm: Option<Box<KernelLaunch>>,
 }
+
+/// A copy behind an operation, on its stream.
+struct CopyBack {
+    to: *mut u8,
+    from: *mut u8,
+    bytes: usize,
+    stream: RawStream,
+}
+
+// SAFETY: addresses of GPU memory that the operation has on loan, and of its scratch.
+unsafe impl Send for CopyBack {}
 
 impl Needs {
     pub fn with_bias(bias: *const c_void) -> Needs {
@@ -65,7 +79,7 @@ impl Needs {
         if self.norm.is_some() {
             return false;
         }
-        self.reduction.is_none() && self.scratch.is_none()
+        self.reduction.is_none() && self.scratch.is_none() && self.back.is_none()
     }
 }
 
@@ -201,14 +215,16 @@ impl Communicator {
         Ok(sum)
     }
 
-    /// Enqueues the norm that follows a sum, if there is one.
+    /// Enqueues what follows an operation: the norm of a sum, a copy out of the scratch.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, for the call.
-    pub(crate) unsafe fn follow(
-        &self,
-        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
-    ) -> Result<()> {
+    pub(crate) unsafe fn follow(&self, needs: &mut Needs) -> Result<()> {
+        if let Some(CopyBack { to, from, bytes, stream }) = needs.back.take() {
+            let _current = self.device.enter();
+            // SAFETY: both have so many bytes; the scratch is freed behind this, on the stream.
+            unsafe { self.device.copy(to, from, bytes, stream) }?;
+        }
         #[cfg(feature = "nccl")]
         if let Some(norm) = needs.norm.take() {
             // SAFETY: the caller's contract: buffers of the call, and scratch that lives on the stream.
@@ -351,17 +367,26 @@ impl Communicator {
         std::ptr::eq(call.send, call.recv) && call.flow().send_len(self.rank, self.ranks) > 0
     }
 
-    /// The library has no in-place form of either: the blocks are sent from a copy.
+    /// The library has no in-place form of either: the blocks are sent from a copy. Where the buffer may be registered, they also arrive in
+    /// one: from memory that is not registered to memory that is, NCCL 2.28 crashes or never ends.
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
-        let bytes = call.flow().send_len(self.rank, self.ranks);
+        let sent = call.flow().send_len(self.rank, self.ranks);
+        let may_be_registered = !lock(&self.registrations).is_empty();
+        let received =
+            if may_be_registered { call.flow().recv_len(self.rank, self.ranks) } else { 0 };
         let _current = self.device.enter();
-        let scratch = StreamMemory::new(&self.device, bytes, call.stream, IN_PLACE)?;
-        let copy = scratch.start;
+        let scratch = StreamMemory::new(&self.device, sent + received, call.stream, IN_PLACE)?;
+        let (buffer, stream, copy) = (call.recv, call.stream, scratch.start);
         needs.scratch = Some(scratch);
-        let call = &Call { send: copy, ..*call };
+        let mut call = Call { send: copy, ..*call };
+        if may_be_registered {
+            call.recv = copy.wrapping_add(sent);
+            needs.back = Some(CopyBack { to: buffer, from: call.recv, bytes: received, stream });
+        }
+        let call = &call;
         // SAFETY: the scratch lives on the stream until after the operation; the buffer has so many bytes.
         unsafe {
-            self.device.copy(copy, call.recv, bytes, call.stream)?;
+            self.device.copy(copy, buffer, sent, stream)?;
             if call.operation == Operation::AllToAllV {
                 self.all_to_all_v(call, needs)
             } else {

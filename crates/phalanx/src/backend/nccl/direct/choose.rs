@@ -136,9 +136,9 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     let peers = topology.ranks - 1;
     let limit = match call.operation {
         _ if !topology.nvlink => LONGEST_LL,
-        AllGather | AllGatherV => LONGEST_GATHERED,
         AllReduce => LONGEST_ALL_REDUCE / topology.ranks.min(4),
-        _ if topology.ranks == 2 => LONGEST,
+        _ if topology.ranks == 2 => LONGEST_BETWEEN_TWO,
+        AllGather | AllGatherV => LONGEST_GATHERED,
         AllToAll => LONGEST_TO_EACH / peers,
         Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV => LONGEST_OF_ROOT / peers,
         _ => LONGEST,
