@@ -66,10 +66,17 @@ impl Network {
         };
         let mut units: Vec<Vec<Layer>> = (0..blocks).map(block).collect();
         units.push(vec![layer(blocks, "head", [vocabulary, width], false)]);
+        // Random numbers, repeated.
         let random = |len: usize, scale: f32| -> Result<Activations> {
-            let numbers: Vec<bf16> =
-                (0..len).map(|at| bf16::from_f32(scale * noise(at + rank * len))).collect();
-            Ok(Rc::new(gpu.upload(&numbers)?))
+            let count = len.min(1 << 24);
+            let noise = |at| bf16::from_f32(scale * noise(at + rank * count));
+            let numbers = gpu.upload(&(0..count).map(noise).collect::<Vec<bf16>>())?;
+            let mut all = gpu.alloc::<bf16>(len)?;
+            for start in (0..len).step_by(count) {
+                let end = len.min(start + count);
+                gpu.convert(&numbers.slice(..end - start), &mut all.slice_mut(start..end))?;
+            }
+            Ok(Rc::new(all))
         };
         let (input, gradient) = (random(rows * width, 1.0)?, random(rows * vocabulary, 1.0 / rows as f32)?);
         Ok(Network { gpu: gpu.clone(), rows, units, input, gradient_of_output: gradient })

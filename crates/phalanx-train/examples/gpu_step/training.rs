@@ -137,7 +137,8 @@ impl<M: Master> Training for Replicated<M> {
             buckets.finish(comm)?;
         }
         *steps += 1;
-        for (number, layer) in network.layers().enumerate() {
+        // In the order in which the gradients arrive: the last ones travel meanwhile.
+        for (number, layer) in network.layers().collect::<Vec<_>>().into_iter().enumerate().rev() {
             let gradient = match communicates {
                 true => M::gradient(buckets.gradient(&layer.name)?),
                 false => own[number].as_view(),
@@ -227,6 +228,7 @@ impl<M: Master> Training for Sharded<M> {
             }
         }
         drop((x, dy));
-        groups.iter_mut().try_for_each(|group| Ok(group.step(&adam(), 1.0)?))
+        // In the order in which the gradients arrive: the last ones travel meanwhile.
+        groups.iter_mut().rev().try_for_each(|group| Ok(group.step(&adam(), 1.0)?))
     }
 }
