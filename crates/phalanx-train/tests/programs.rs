@@ -56,27 +56,58 @@ fn sharded_digits_are_learnt_with_any_number_of_ranks() {
     }
 }
 
+/// Starts a command as a rank of a job, as a launcher does.
+#[cfg(target_os = "linux")]
+fn start_as_rank(command: &mut Command, rank: usize, ranks: usize, job: &str) -> std::process::Child {
+    for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks)] {
+        command.env(format!("PHALANX_{name}"), value.to_string());
+    }
+    command
+        .env("PHALANX_LOCAL_WORLD_SIZE", ranks.to_string())
+        .env("PHALANX_JOB", job)
+        .env("PHALANX_TIMEOUT", "30")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts")
+}
+
+/// On emulated GPUs.
+#[cfg(target_os = "linux")]
+#[test]
+fn steps_on_gpus_are_timed_with_and_without_communication() {
+    let emulated =
+        phalanx_testkit::emulated::Emulated::new().expect("the emulated libraries").set("DEVICES", 2);
+    let sizes = "--width 8 --blocks 2 --vocabulary 12 --rows 4 --rounds 2 --steps 1";
+    for (mode, precision) in [("ddp", "mixed"), ("ddp", "bf16"), ("shard", "mixed"), ("shard", "bf16")] {
+        let job = format!("steps-{}-{:?}", std::process::id(), std::time::SystemTime::now());
+        let start = |rank: usize| {
+            let mut command = emulated.command(example("gpu_step"));
+            command.args(["--mode", mode, "--precision", precision]).args(sizes.split(' '));
+            start_as_rank(&mut command, rank, 2, &job)
+        };
+        let outputs = [0, 1].map(start).map(|rank| rank.wait_with_output().expect("it ends"));
+        let texts = outputs.each_ref().map(text);
+        assert!(outputs.iter().all(|output| output.status.success()), "{texts:?}");
+        assert!(
+            last(&texts[0], "step ") > 0.0 && last(&texts[0], "without communication ") > 0.0,
+            "{texts:?}"
+        );
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn sharded_digits_are_learnt_although_a_rank_is_killed() {
     use std::io::{BufRead, BufReader};
-    use std::process::Stdio;
     let program = example("train_digits_sharded");
     for victim in [0, 1] {
         let folder = tempfile::tempdir().expect("there is a folder for temporary files");
         let job = format!("sharded-{}-{victim}-{:?}", std::process::id(), std::time::SystemTime::now());
         let start = |rank: usize| {
             let mut command = Command::new(&program);
-            command.arg("--folder").arg(folder.path());
-            for (name, value) in [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 3)] {
-                command.env(format!("PHALANX_{name}"), value.to_string());
-            }
-            command
-                .env("PHALANX_LOCAL_WORLD_SIZE", "3")
-                .env("PHALANX_JOB", &job)
-                .env("PHALANX_TIMEOUT", "30");
-            command.env("PHALANX_BACKEND", "host");
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+            command.arg("--folder").arg(folder.path()).env("PHALANX_BACKEND", "host");
+            start_as_rank(&mut command, rank, 3, &job)
         };
         let mut ranks: Vec<_> = (0..3).map(start).collect();
         // Rank 0 talks, and rank 1 after it.

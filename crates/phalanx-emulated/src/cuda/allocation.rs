@@ -78,7 +78,7 @@ fn put_attribute(data: *mut c_void, attribute: c_int, allocation: &Allocation) -
         11 => words(allocation.address),
         12 => words(allocation.size),
         13 => put(data, 1u8),
-        17 => words(if allocation.kind == Kind::Pool { 0x900 + allocation.device as u64 } else { 0 }),
+        17 => words(if allocation.kind == Kind::Pool { POOLS + allocation.device as u64 } else { 0 }),
         _ => return Err(INVALID_VALUE),
     }
     Ok(())
@@ -95,6 +95,10 @@ fn attributed(address: u64) -> Option<Allocation> {
 
 /// How many freed bytes a pool keeps (of `CUmemPool_attribute`).
 const RELEASE_THRESHOLD: c_int = 4;
+/// The most bytes that were in use at a time.
+const USED_MEM_HIGH: c_int = 8;
+/// Handles of the devices' pools follow this one.
+const POOLS: u64 = 0x900;
 
 exported! {
     fn cuMemAlloc_v2(address: Out<u64>, size: usize) {
@@ -179,7 +183,7 @@ exported! {
     }
 
     fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, device: c_int) {
-        pool.set(0x900 + index(device)? as u64);
+        pool.set(POOLS + index(device)? as u64);
         Ok(())
     }
 
@@ -188,8 +192,18 @@ exported! {
         if attribute == RELEASE_THRESHOLD { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
+    fn cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) {
+        let device = index(pool.wrapping_sub(POOLS) as c_int)?;
+        if attribute != USED_MEM_HIGH {
+            return Err(INVALID_VALUE);
+        }
+        // Of all of the device's memory.
+        put(value, memory::most_used(device));
+        Ok(())
+    }
+
     fn cuDeviceGetMemPool(pool: Out<Handle>, device: c_int) {
-        pool.set(0x900 + index(device)? as u64);
+        pool.set(POOLS + index(device)? as u64);
         Ok(())
     }
 }

@@ -87,6 +87,8 @@ struct Arena {
     start: u64,
     next: u64,
     used: u64,
+    /// The greatest `used` so far.
+    most: u64,
 }
 
 static MEMORY: Mutex<Memory> =
@@ -134,6 +136,7 @@ pub fn reserve(kind: Kind, device: usize, context: Handle, size: usize) -> Resul
     let address = arena.next + offset;
     arena.next += bytes;
     arena.used += size;
+    arena.most = arena.most.max(arena.used);
     memory.add(kind, address, size, device, context, false);
     Ok(address)
 }
@@ -149,7 +152,7 @@ impl Arena {
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), ARENA as usize, ProtFlags::empty(), flags) };
         match start {
-            Ok(start) => Arena { start: start as u64, next: start as u64, used: 0 },
+            Ok(start) => Arena { start: start as u64, next: start as u64, used: 0, most: 0 },
             Err(error) => violation("memory", format!("cannot reserve a device's address range: {error}")),
         }
     }
@@ -320,6 +323,7 @@ pub fn take(device: usize, bytes: u64) -> bool {
     let fits = bytes <= settings().device_memory.saturating_sub(arena.used);
     if fits {
         arena.used += bytes;
+        arena.most = arena.most.max(arena.used);
     }
     fits
 }
@@ -334,6 +338,11 @@ pub fn put_back(device: usize, bytes: u64) {
 /// Bytes in use on a device.
 pub fn used(device: usize) -> u64 {
     lock(&MEMORY).arenas.get(&device).map_or(0, |arena| arena.used)
+}
+
+/// The most bytes that were in use on a device at a time.
+pub fn most_used(device: usize) -> u64 {
+    lock(&MEMORY).arenas.get(&device).map_or(0, |arena| arena.most)
 }
 
 /// The allocation that contains an address.

@@ -36,7 +36,8 @@
 //! - **Micro-batches.** Between [`accumulate(true)`](GradientBuckets::accumulate) and `accumulate(false)`, gradients are summed and nothing
 //!   is sent. The first gradient that is added after that is the parameter's last.
 //! - **Unused parameters.** What was not added in the last micro-batch is sent by `finish`: what it has, or zeros.
-//! - **Precision.** Gradients are summed in f32, f64 those of f64: over micro-batches, and among ranks.
+//! - **Precision.** Gradients are summed in f32, f64 those of f64: over micro-batches, and among ranks. Those of f16 and bf16
+//!   can be summed in their own type: [`Settings::sums_in_f32`].
 //! - **Without a copy.** A backward pass that writes a gradient to its [`slot`](GradientBuckets::slot) and calls
 //!   [`ready`](GradientBuckets::ready) saves the copy that `add` makes. Weights and means cost no pass of their own: the reduction multiplies.
 //! - **Waits.** The weights of all ranks are told when the step begins. The first bucket waits for them: for the last rank to begin.
@@ -49,9 +50,10 @@ pub use crate::device::Overlap;
 use crate::device::{Device, Number};
 pub use crate::sharding::Reduction;
 use crate::{Error, Result};
-use phalanx::{Comm, DType, PreMulSum, ReduceOp, Request};
+use phalanx::{Comm, DType, PreMulSum, ReduceOp, Request, bf16, f16};
 use plan::{Place, arrange};
 use std::ops::Range;
+pub(crate) use types::each_type;
 pub use types::{
     BucketHook, Divisor, Gradient, Parameter, Participation, Settings, Slot, SlotValues, Values,
 };
@@ -59,10 +61,17 @@ pub use types::{
 /// What a bucket's values are doing.
 enum State<D: Overlap> {
     Here(Values<D>),
-    F32(D::Pending<f32>),
-    F64(D::Pending<f64>),
+    Sent(Pending<D>),
     /// An operation that failed has them.
     Lost,
+}
+
+/// [`Values`] that are being summed.
+enum Pending<D: Overlap> {
+    F32(D::Pending<f32>),
+    F64(D::Pending<f64>),
+    F16(D::Pending<f16>),
+    Bf16(D::Pending<bf16>),
 }
 
 struct Bucket<D: Overlap> {
@@ -258,10 +267,7 @@ impl<D: Overlap> GradientBuckets<D> {
         let device = self.device.clone();
         {
             let Slot { values, has_value } = self.slot(name)?;
-            match values {
-                SlotValues::F32(mut to) => put::<D, T, f32>(&device, gradient, &mut to, has_value)?,
-                SlotValues::F64(mut to) => put::<D, T, f64>(&device, gradient, &mut to, has_value)?,
-            }
+            each_type!(values, SlotValues(mut to, A) => put::<D, T, A>(&device, gradient, &mut to, has_value)?);
         }
         self.ready(comm, name)
     }
@@ -285,11 +291,11 @@ impl<D: Overlap> GradientBuckets<D> {
             )));
         }
         let Place { bucket, range } = self.places[number].clone();
-        let values = match &mut self.buckets[bucket].state {
-            State::Here(Values::F32(values)) => SlotValues::F32(self.device.view_mut(values, range)),
-            State::Here(Values::F64(values)) => SlotValues::F64(self.device.view_mut(values, range)),
-            _ => unreachable!("a bucket is sent when its last member is ready"),
+        let State::Here(values) = &mut self.buckets[bucket].state else {
+            unreachable!("a bucket is sent when its last member is ready")
         };
+        let values =
+            each_type!(values, Values(values, A) in SlotValues => self.device.view_mut::<A>(values, range));
         Ok(Slot { values, has_value: step.written[number] })
     }
 
@@ -342,10 +348,7 @@ impl<D: Overlap> GradientBuckets<D> {
                 "{name:?} has {expected} elements, and the buffer {len}; pass one of {expected}"
             )));
         }
-        match self.gradient(name)? {
-            Gradient::F32(view) => self.device.convert(&view, to),
-            Gradient::F64(view) => self.device.convert(&view, to),
-        }
+        each_type!(self.gradient(name)?, Gradient(view, A) => self.device.convert::<A, T>(&view, to))
     }
 
     /// The reduced gradient of a parameter, where it is: valid until the next `begin`. Errors as for [`read`](GradientBuckets::read).
@@ -359,10 +362,7 @@ impl<D: Overlap> GradientBuckets<D> {
                 )));
             }
         };
-        Ok(match values {
-            Values::F32(values) => Gradient::F32(self.device.view(values, range)),
-            Values::F64(values) => Gradient::F64(self.device.view(values, range)),
-        })
+        Ok(each_type!(values, Values(values, A) in Gradient => self.device.view::<A>(values, range)))
     }
 
     fn number(&self, name: &str) -> Result<usize> {
@@ -381,12 +381,14 @@ impl<D: Overlap> GradientBuckets<D> {
     /// Makes the buckets of a new order, if there is one, and makes all ready for a step.
     fn lay_out(&mut self) -> Result<()> {
         if let Some(order) = self.new_order.take() {
-            let arranged = arrange(&self.parameters, &order, self.settings.bucket_bytes);
+            let arranged = arrange(&self.parameters, &order, &self.settings);
             self.places = arranged.places;
             self.buckets.clear();
             for (members, len, dtype) in arranged.buckets {
-                let values = match dtype {
+                let values = match self.settings.sum_type(dtype) {
                     DType::F64 => Values::F64(self.device.zeros(len)?),
+                    DType::F16 => Values::F16(self.device.zeros(len)?),
+                    DType::Bf16 => Values::Bf16(self.device.zeros(len)?),
                     _ => Values::F32(self.device.zeros(len)?),
                 };
                 self.buckets.push(Bucket { members, state: State::Here(values), missing: 0 });
@@ -430,19 +432,16 @@ impl<D: Overlap> GradientBuckets<D> {
                 let place = |member: &usize| (name(member), self.places[*member].range.clone());
                 let members: Vec<(&str, Range<usize>)> = bucket.members.iter().map(place).collect();
                 if share.factor != 1.0 {
-                    match &mut values {
-                        Values::F32(values) => scale::<D, f32>(&self.device, values, share.factor)?,
-                        Values::F64(values) => scale::<D, f64>(&self.device, values, share.factor)?,
-                    }
+                    each_type!(&mut values, Values(values, A) => scale::<D, A>(&self.device, values, share.factor)?);
                 }
                 hook.reduce(&self.device, sent, &members, comm, &mut values)?;
                 bucket.state = State::Here(values);
                 continue;
             }
-            bucket.state = match values {
-                Values::F32(values) => State::F32(self.device.start_sum(comm, values, share.op())?),
-                Values::F64(values) => State::F64(self.device.start_sum(comm, values, share.op())?),
-            };
+            bucket.state = State::Sent(each_type!(
+                values,
+                Values(values, A) in Pending => self.device.start_sum::<A>(comm, values, share.op())?
+            ));
         }
     }
 
@@ -450,23 +449,21 @@ impl<D: Overlap> GradientBuckets<D> {
     fn complete(&mut self, comm: &Comm, unused: &[usize]) -> Result<Share> {
         for number in unused {
             let Place { bucket, range } = self.places[*number].clone();
-            match &mut self.buckets[bucket].state {
-                State::Here(Values::F32(values)) => {
-                    self.device.fill(&mut self.device.view_mut(values, range), 0.0)?;
-                }
-                State::Here(Values::F64(values)) => {
-                    self.device.fill(&mut self.device.view_mut(values, range), 0.0)?;
-                }
-                _ => unreachable!("not sent without this one"),
-            }
+            let State::Here(values) = &mut self.buckets[bucket].state else {
+                unreachable!("not sent without this one")
+            };
+            each_type!(values, Values(values, A) => {
+                self.device.fill::<A>(&mut self.device.view_mut(values, range), 0.0)?;
+            });
         }
         (0..self.parameters.len()).for_each(|number| self.set_ready(number));
         self.send_complete(comm)?;
         let share = self.share(comm)?;
         for bucket in &mut self.buckets {
             bucket.state = State::Here(match std::mem::replace(&mut bucket.state, State::Lost) {
-                State::F32(pending) => Values::F32(self.device.finish_sum(pending)?),
-                State::F64(pending) => Values::F64(self.device.finish_sum(pending)?),
+                State::Sent(pending) => {
+                    each_type!(pending, Pending(sum, A) in Values => self.device.finish_sum::<A>(sum)?)
+                }
                 State::Here(values) => values,
                 State::Lost => {
                     return Err(Error::usage(

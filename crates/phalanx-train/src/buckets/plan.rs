@@ -18,15 +18,15 @@ pub(super) struct Arranged {
 }
 
 /// Fills buckets in this order, for each type one at a time. Buckets are in the order in which they are full.
-pub(super) fn arrange(parameters: &[Parameter], order: &[u32], bytes: usize) -> Arranged {
+pub(super) fn arrange(parameters: &[Parameter], order: &[u32], settings: &Settings) -> Arranged {
     let mut places = vec![Place { bucket: 0, range: 0..0 }; parameters.len()];
     let mut buckets: Vec<(Vec<usize>, usize, DType)> = Vec::new();
     let mut open: Vec<(Vec<usize>, usize, DType)> = Vec::new();
     for member in order.iter().map(|member| *member as usize) {
         let Parameter { len, dtype, .. } = parameters[member];
-        let size = if dtype == DType::F64 { 8 } else { 4 };
+        let size = settings.sum_type(dtype).size();
         let mut at = open.iter().position(|(_, _, other)| *other == dtype);
-        if let Some(place) = at.filter(|place| (open[*place].1 + len) * size > bytes) {
+        if let Some(place) = at.filter(|place| (open[*place].1 + len) * size > settings.bucket_bytes) {
             buckets.push(open.remove(place));
             at = None;
         }
@@ -56,6 +56,7 @@ pub(super) fn fingerprint(parameters: &[Parameter], settings: &Settings) -> u64 
     let mut print = number(0xcbf2_9ce4_8422_2325, settings.bucket_bytes);
     print = hash(print, u8::from(settings.reduction == Reduction::Sum));
     print = hash(print, u8::from(settings.divisor == Divisor::InitialWorld));
+    print = hash(print, u8::from(settings.sums_in_f32));
     for parameter in parameters {
         print = number(print, parameter.name.len());
         print = parameter.name.bytes().fold(print, hash);

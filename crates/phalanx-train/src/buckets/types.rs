@@ -3,8 +3,53 @@
 use crate::Result;
 use crate::device::{Device, Number};
 use crate::sharding::Reduction;
-use phalanx::{Comm, DType};
+use phalanx::{Comm, DType, bf16, f16};
 use std::ops::Range;
+
+/// Does the same with values of any type, which `$T` stands for; behind `in`, the enum of which the result becomes the same variant.
+macro_rules! each_type {
+    ($of:expr, $from:ident($values:pat, $T:ident) in $to:ident => $do:expr) => {
+        match $of {
+            $from::F32($values) => $to::F32({
+                type $T = f32;
+                $do
+            }),
+            $from::F64($values) => $to::F64({
+                type $T = f64;
+                $do
+            }),
+            $from::F16($values) => $to::F16({
+                type $T = phalanx::f16;
+                $do
+            }),
+            $from::Bf16($values) => $to::Bf16({
+                type $T = phalanx::bf16;
+                $do
+            }),
+        }
+    };
+    ($of:expr, $from:ident($values:pat, $T:ident) => $do:expr) => {
+        match $of {
+            $from::F32($values) => {
+                type $T = f32;
+                $do
+            }
+            $from::F64($values) => {
+                type $T = f64;
+                $do
+            }
+            $from::F16($values) => {
+                type $T = phalanx::f16;
+                $do
+            }
+            $from::Bf16($values) => {
+                type $T = phalanx::bf16;
+                $do
+            }
+        }
+    };
+}
+pub(crate) use each_type;
 
 /// A parameter whose gradients are reduced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,20 +88,42 @@ pub struct Settings {
     pub reduction: Reduction,
     /// By what a mean divides.
     pub divisor: Divisor,
+    /// Whether gradients of f16 and bf16 are summed in f32, over micro-batches and among ranks; default true. If not, in their own type: half
+    /// the bytes are sent, and each sum is rounded (in bf16, 256 + 1 is 256).
+    pub sums_in_f32: bool,
+}
+
+impl Settings {
+    /// The type in which gradients of a type are summed.
+    pub(super) fn sum_type(&self, gradients: DType) -> DType {
+        match gradients {
+            DType::F16 | DType::Bf16 if self.sums_in_f32 => DType::F32,
+            own => own,
+        }
+    }
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { bucket_bytes: 25 << 20, reduction: Reduction::Mean, divisor: Divisor::Participants }
+        Settings {
+            bucket_bytes: 25 << 20,
+            reduction: Reduction::Mean,
+            divisor: Divisor::Participants,
+            sums_in_f32: true,
+        }
     }
 }
 
 /// The values of a bucket, in the type in which they are summed.
 pub enum Values<D: Device> {
-    /// Of parameters of f32, f16 or bf16.
+    /// Of parameters of f32, and of f16 and bf16 if [`Settings::sums_in_f32`].
     F32(D::Buffer<f32>),
     /// Of parameters of f64.
     F64(D::Buffer<f64>),
+    /// Of parameters of f16, if it is summed in its own type.
+    F16(D::Buffer<f16>),
+    /// Of parameters of bf16, if it is summed in its own type.
+    Bf16(D::Buffer<bf16>),
 }
 
 /// A reduction in the place of the sum over all ranks.
@@ -95,10 +162,14 @@ where
 
 /// A reduced gradient, in the type in which it was summed.
 pub enum Gradient<'a, D: Device> {
-    /// Of a parameter of f32, f16 or bf16.
+    /// Of a parameter of f32, and of f16 and bf16 if [`Settings::sums_in_f32`].
     F32(D::View<'a, f32>),
     /// Of a parameter of f64.
     F64(D::View<'a, f64>),
+    /// Of a parameter of f16, if it is summed in its own type.
+    F16(D::View<'a, f16>),
+    /// Of a parameter of bf16, if it is summed in its own type.
+    Bf16(D::View<'a, bf16>),
 }
 
 /// The place of a gradient in its bucket.
@@ -111,10 +182,14 @@ pub struct Slot<'a, D: Device> {
 
 /// Elements of a [`Slot`], in the type in which they are summed.
 pub enum SlotValues<'a, D: Device> {
-    /// Of a parameter of f32, f16 or bf16.
+    /// Of a parameter of f32, and of f16 and bf16 if [`Settings::sums_in_f32`].
     F32(D::ViewMut<'a, f32>),
     /// Of a parameter of f64.
     F64(D::ViewMut<'a, f64>),
+    /// Of a parameter of f16, if it is summed in its own type.
+    F16(D::ViewMut<'a, f16>),
+    /// Of a parameter of bf16, if it is summed in its own type.
+    Bf16(D::ViewMut<'a, bf16>),
 }
 
 /// The ranks that had a batch in a step.

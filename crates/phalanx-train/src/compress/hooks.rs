@@ -1,7 +1,7 @@
 //! Compression in the place of the sum of [gradient buckets](crate::buckets).
 
 use super::{LowRank, PowerSgd, Quantize, Quantized};
-use crate::buckets::{BucketHook, Values};
+use crate::buckets::{BucketHook, Values, each_type};
 use crate::device::{Device, Number, Overlap};
 use crate::{Error, Result};
 use phalanx::{Comm, ReduceOp, Source};
@@ -19,10 +19,7 @@ impl<D: Quantize + Overlap> BucketHook<D> for Quantized {
         comm: &Comm,
         values: &mut Values<D>,
     ) -> Result<()> {
-        match values {
-            Values::F32(values) => quantized_sum::<D, f32>(*self, device, comm, values),
-            Values::F64(values) => quantized_sum::<D, f64>(*self, device, comm, values),
-        }
+        each_type!(values, Values(values, A) => quantized_sum::<D, A>(*self, device, comm, values))
     }
 }
 
@@ -154,9 +151,6 @@ impl<D: LowRank + Overlap, M: Number> BucketHook<D> for PowerSgdHook<D, M> {
         comm: &Comm,
         values: &mut Values<D>,
     ) -> Result<()> {
-        match values {
-            Values::F32(values) => self.sum::<f32>(device, members, comm, values),
-            Values::F64(values) => self.sum::<f64>(device, members, comm, values),
-        }
+        each_type!(values, Values(values, A) => self.sum::<A>(device, members, comm, values))
     }
 }

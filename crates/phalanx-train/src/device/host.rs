@@ -90,13 +90,15 @@ impl Overlap for Host {
         Ok(pending.wait()?)
     }
 
-    fn start_gather<A: Number>(
+    fn start_gather<M: Number, A: Number>(
         &self,
         comm: &Comm,
-        own: Vec<A>,
+        own: &&[M],
         all: Vec<A>,
     ) -> Result<Request<(Vec<A>, Vec<A>)>> {
-        Ok(comm.start_all_gather(own, all)?)
+        let mut rounded = self.alloc::<A>(own.len())?;
+        self.convert(own, &mut &mut rounded[..])?;
+        Ok(comm.start_all_gather(rounded, all)?)
     }
 
     fn finish_gather<A: Number>(&self, gathering: Request<(Vec<A>, Vec<A>)>) -> Result<Vec<A>> {

@@ -149,14 +149,14 @@ pub trait Overlap: Device {
     /// Errors of `comm`.
     fn finish_sum<A: Number>(&self, pending: Self::Pending<A>) -> Result<Self::Buffer<A>>;
 
-    /// Starts an all_gather from `own` to `all`, after those started before.
+    /// Starts an all_gather to `all` from this rank's part, rounded to the type of `all`, after those started before.
     ///
     /// # Errors
-    /// Errors of `comm`.
-    fn start_gather<A: Number>(
+    /// Errors of `comm` and of the device.
+    fn start_gather<M: Number, A: Number>(
         &self,
         comm: &Comm,
-        own: Self::Buffer<A>,
+        own: &Self::View<'_, M>,
         all: Self::Buffer<A>,
     ) -> Result<Self::Gathering<A>>;
 

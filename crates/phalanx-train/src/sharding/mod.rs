@@ -172,11 +172,10 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// Errors of `comm` and of the device.
     pub fn prefetch(&mut self, comm: &Comm) -> Result<()> {
         if self.gathered.is_none() && self.gathering.is_none() {
-            let (device, part) = (&self.device, self.layout.part_len());
-            let mut own = device.alloc::<T>(part)?;
-            device.convert(&device.view(&self.master, 0..part), &mut device.view_mut(&mut own, 0..part))?;
+            let device = &self.device;
+            let own = device.view(&self.master, 0..self.layout.part_len());
             let all = device.alloc::<T>(self.layout.len())?;
-            self.gathering = Some(device.start_gather(comm, own, all)?);
+            self.gathering = Some(device.start_gather(comm, &own, all)?);
         }
         Ok(())
     }
@@ -193,7 +192,8 @@ impl<D: Overlap, T: Number, M: Number> ShardedGroup<D, T, M> {
     /// Adds the mean or sum of all ranks' gradients to this rank's part. `gradient` is of all parameters, as the layout says. Collective: a
     /// rank without a gradient gives zeros.
     ///
-    /// Called several times before a step, it accumulates. On a GPU it is started, beside what is computed.
+    /// Called several times before a step, it accumulates. On a GPU it is started, beside what is computed; what is enqueued then waits for
+    /// all but the last two.
     ///
     /// # Errors
     /// [`Error::Usage`] if `gradient` is of another length. Errors of `comm` and of the device.

@@ -1,7 +1,7 @@
 //! Gradients, sharded parameters and norms among ranks.
 
 use crate::same::{Results, on_both};
-use phalanx::{Comm, bf16};
+use phalanx::{Comm, bf16, f16};
 use phalanx_train::Result;
 use phalanx_train::buckets::{GradientBuckets, Parameter, Settings};
 use phalanx_train::device::{Device, Number, Overlap};
@@ -10,7 +10,7 @@ use phalanx_train::norm::{ReplicaCheck, Squares, clip, clip_factor, global_norm_
 use phalanx_train::optimizer::{AdamW, ElementWise, Optimizer, Sgd};
 use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
 
-on_both! { buckets, unequal_batches, unused_parameters, sharded, replicas_and_clipping }
+on_both! { buckets, in_their_own_type, unequal_batches, unused_parameters, sharded, replicas_and_clipping }
 
 fn number(at: usize, salt: usize) -> f64 {
     ((at * 31 + salt * 17) as f64 * 0.37).sin()
@@ -82,6 +82,29 @@ fn add<D: Overlap, T: Number>(
 ) -> Result<()> {
     let gradient = upload::<D, T>(device, numbers)?;
     buckets.add(comm, name, &device.view(&gradient, 0..numbers.len()))
+}
+
+/// Gradients of 16 bits, summed in these. Whole numbers: the order of the sum does not show.
+fn in_their_own_type<D: Overlap>(comm: &Comm, device: &D) -> Result<Results> {
+    let mut results = Results::default();
+    let parameters = [Parameter::new::<bf16>("a", 1025), Parameter::new::<f16>("b", 700)];
+    let settings = Settings { sums_in_f32: false, bucket_bytes: 1024, ..Settings::default() };
+    let mut buckets = GradientBuckets::new(comm, device, &parameters, settings)?;
+    for step in 0..3 {
+        buckets.begin(comm, 1.0)?;
+        for micro in 0..2 {
+            buckets.accumulate(micro == 0)?;
+            let whole = |len: usize| -> Vec<f64> {
+                (0..len).map(|at| (4 * ((at + step + micro + comm.rank()) % 9)) as f64 - 16.0).collect()
+            };
+            add::<D, bf16>(&mut buckets, comm, device, "a", &whole(1025))?;
+            add::<D, f16>(&mut buckets, comm, device, "b", &whole(700))?;
+        }
+        buckets.finish(comm)?;
+        results.numbers(format!("a in step {step}"), &read::<D, bf16>(&buckets, device, "a", 1025)?);
+        results.numbers(format!("b in step {step}"), &read::<D, f16>(&buckets, device, "b", 700)?);
+    }
+    Ok(results)
 }
 
 /// 7 samples of gradient 1 on rank 0, 6 of 14 on rank 1, and ranks without a batch: 7.

@@ -22,7 +22,20 @@ mod same;
 #[cfg(target_os = "linux")]
 mod state;
 #[cfg(target_os = "linux")]
+mod transformer;
+#[cfg(target_os = "linux")]
 mod world;
+
+// The model of the test `transformer`.
+#[cfg(target_os = "linux")]
+#[path = "../transformer/math.rs"]
+mod math;
+#[cfg(target_os = "linux")]
+#[path = "../transformer/model.rs"]
+mod model;
+#[cfg(target_os = "linux")]
+#[path = "../transformer/train.rs"]
+mod train;
 
 use libtest_mimic::Arguments;
 use std::process::ExitCode;
@@ -41,9 +54,12 @@ fn main() -> ExitCode {
         layers::SCENARIOS,
         matrices::SCENARIOS,
         state::SCENARIOS,
+        transformer::SCENARIOS,
     ]
     .concat();
-    if let Some(code) = phalanx_testkit::processes::serve(&[&scenarios[..], missing::SCENARIOS].concat()) {
+    if let Some(code) = phalanx_testkit::processes::serve(
+        &[&scenarios[..], missing::SCENARIOS, &[transformer::LARGE_SCENARIO]].concat(),
+    ) {
         return code;
     }
     let mut args = Arguments::from_args();
@@ -54,10 +70,11 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     // By default, two processes for each scenario.
-    let shares = &[("/1", 4), ("/4", 2), ("threads/", 2)];
-    let mut trials = world::trials(&scenarios, ALONE, matrices::SCENARIOS, gpus);
-    trials.push(missing::trial());
-    phalanx_testkit::suite::run(&args, trials, shares, &[])
+    let (shares, slow) = (&[("/transformer/", 6), ("/1", 4), ("/4", 2), ("threads/", 2)], &["/transformer/"]);
+    let of_products = [matrices::SCENARIOS, transformer::SCENARIOS].concat();
+    let mut trials = world::trials(&scenarios, ALONE, &of_products, gpus);
+    trials.extend([missing::trial(), transformer::large(gpus)]);
+    phalanx_testkit::suite::run(&args, trials, shares, slow)
 }
 
 #[cfg(not(target_os = "linux"))]

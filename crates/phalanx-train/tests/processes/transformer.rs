@@ -6,6 +6,7 @@ use libtest_mimic::Trial;
 use phalanx::Comm;
 use phalanx_testkit::processes::{Launch, describe};
 use phalanx_testkit::{Outcome, Scenario};
+use phalanx_train::device::Host;
 use phalanx_train::mesh::Axis;
 
 pub const SCENARIOS: &[Scenario] = &[Scenario::rank("transformer/mesh", |comm, args| train(&comm, args))];
@@ -27,8 +28,8 @@ const TASK: Task = Task {
 fn train(comm: &Comm, args: &[String]) -> Outcome {
     let mesh = MESHES[args[0].parse::<usize>().map_err(|error| error.to_string())?];
     let text = |error: phalanx_train::Error| error.to_string();
-    let here = curve::<f64>(comm, TASK, mesh, None).map_err(text)?;
-    let one = phalanx::run(1, |comm| curve::<f64>(&comm, TASK, &[], None).map_err(text));
+    let here = curve::<_, f64>(comm, &Host, TASK, mesh, None).map_err(text)?;
+    let one = phalanx::run(1, |comm| curve::<_, f64>(&comm, &Host, TASK, &[], None).map_err(text));
     let one = one.map_err(|error| error.to_string())?.remove(0)?;
     let is_near = |(a, b): (&f64, &f64)| ((a - b) / b).abs() < 1e-12;
     if here.len() == TASK.steps && here.iter().flatten().zip(one.iter().flatten()).all(is_near) {

@@ -1,6 +1,6 @@
 //! Gradient buckets.
 
-use half::bf16;
+use half::{bf16, f16};
 use phalanx::{Comm, ReduceOp};
 use phalanx_train::Error;
 use phalanx_train::buckets::{
@@ -25,8 +25,12 @@ fn read<T: Number>(buckets: &Buckets, name: &str, len: usize) -> Vec<T> {
 }
 
 /// Buckets that hold one parameter each.
-const SMALL: Settings =
-    Settings { bucket_bytes: 4, reduction: Reduction::Mean, divisor: Divisor::Participants };
+const SMALL: Settings = Settings {
+    bucket_bytes: 4,
+    reduction: Reduction::Mean,
+    divisor: Divisor::Participants,
+    sums_in_f32: true,
+};
 
 #[test]
 fn parameters_that_the_last_micro_batch_does_not_use_are_reduced_all_the_same() {
@@ -109,6 +113,52 @@ fn small_gradients_of_16_bits_are_not_lost_beside_large_ones() {
         buckets.finish(&comm).unwrap();
         assert_eq!(read::<bf16>(&buckets, "w", 3), [bf16::from_f32(512.0); 3]);
         assert!(matches!(buckets.gradient("w").unwrap(), Gradient::F32(values) if values == [512.0; 3]));
+    })
+    .unwrap();
+}
+
+#[test]
+fn gradients_of_16_bits_can_be_summed_in_their_own_type() {
+    phalanx::run(2, |comm| {
+        let parameters = [
+            Parameter::new::<bf16>("a", 3),
+            Parameter::new::<bf16>("b", 1),
+            Parameter::new::<f16>("c", 2),
+            Parameter::new::<f32>("d", 1),
+        ];
+        // Four numbers of two bytes fill a bucket.
+        let settings = Settings { sums_in_f32: false, bucket_bytes: 8, ..Settings::default() };
+        let mut buckets = Buckets::new(&comm, &Host, &parameters, settings).unwrap();
+        assert_eq!(buckets.buckets(), [&["a", "b"][..], &["c"], &["d"]]);
+        let own = [1.0, 3.0][comm.rank()];
+        // The ranks agree on an order, then they send while gradients are added, then with unequal weights.
+        for (weight, mean) in [(1.0, 2.0), (1.0, 2.0), ([3.0, 1.0][comm.rank()], 1.5)] {
+            buckets.begin(&comm, weight).unwrap();
+            buckets.accumulate(true).unwrap();
+            buckets.add(&comm, "a", &&[bf16::from_f32(256.0); 3][..]).unwrap();
+            buckets.accumulate(false).unwrap();
+            buckets.add(&comm, "a", &&[bf16::ONE; 3][..]).unwrap();
+            let Slot { values: SlotValues::Bf16(values), has_value: false } = buckets.slot("b").unwrap()
+            else {
+                panic!("bf16")
+            };
+            values.copy_from_slice(&[bf16::from_f32(own)]);
+            buckets.ready(&comm, "b").unwrap();
+            buckets.add(&comm, "c", &&[f16::from_f32(own); 2][..]).unwrap();
+            buckets.add(&comm, "d", &&[own][..]).unwrap();
+            buckets.finish(&comm).unwrap();
+            // 257 is rounded to even.
+            assert!(
+                matches!(buckets.gradient("a").unwrap(), Gradient::Bf16(a) if a == [bf16::from_f32(256.0); 3])
+            );
+            assert!(
+                matches!(buckets.gradient("b").unwrap(), Gradient::Bf16(b) if b == [bf16::from_f32(mean)])
+            );
+            assert!(
+                matches!(buckets.gradient("c").unwrap(), Gradient::F16(c) if c == [f16::from_f32(mean); 2])
+            );
+            assert!(matches!(buckets.gradient("d").unwrap(), Gradient::F32(d) if d == [mean]));
+        }
     })
     .unwrap();
 }

@@ -11,6 +11,7 @@ mod train;
 
 use math::Real;
 use model::{Part, Sizes};
+use phalanx_train::device::Host;
 use phalanx_train::mesh::{Axis, Mesh, MeshShape};
 use phalanx_train::report::Traffic;
 use std::path::Path;
@@ -48,7 +49,8 @@ const MESHES: [&[(Axis, usize)]; 7] = [
 /// A mesh's losses and norms, which all ranks have alike.
 fn run<T: Real>(task: Task, mesh: &[(Axis, usize)], folder: Option<&Path>) -> Vec<[f64; 2]> {
     let ranks = mesh.iter().map(|(_, size)| size).product();
-    let curves = phalanx::run(ranks, |comm| curve::<T>(&comm, task, mesh, folder).unwrap()).unwrap();
+    let curves =
+        phalanx::run(ranks, |comm| curve::<_, T>(&comm, &Host, task, mesh, folder).unwrap()).unwrap();
     assert!(curves.iter().all(|curve| *curve == curves[0]), "{mesh:?}: ranks have different losses or norms");
     curves[0].clone()
 }
@@ -95,9 +97,9 @@ fn a_dry_run_makes_the_step_of_any_rank_and_lists_its_gathers() {
     let task = Task { steps: 1, ..SMALL };
     for (mesh, rank) in MESHES.iter().flat_map(|mesh| [(*mesh, 0), (*mesh, 5)]) {
         let (layouts, traffic) = Traffic::of_rank(rank, 8, |comm| {
-            curve::<f64>(&comm, task, mesh, None)?;
+            curve::<_, f64>(&comm, &Host, task, mesh, None)?;
             let mesh = Mesh::new(&comm, mesh)?;
-            let worker = Worker::<f64>::new(task, &mesh)?;
+            let worker = Worker::<_, f64>::new(task, &mesh, &Host)?;
             Ok(worker.parts.iter().map(|(part, group)| (*part, group.layout().len())).collect::<Vec<_>>())
         })
         .unwrap();
@@ -138,7 +140,7 @@ fn gradients_are_the_slopes_of_the_loss() {
     phalanx::run(1, |comm| {
         let mesh = Mesh::new(&comm, &[]).unwrap();
         let pipeline = SMALL.pipeline(&mesh).unwrap();
-        let mut worker = Worker::<f64>::new(SMALL, &mesh).unwrap();
+        let mut worker = Worker::<_, f64>::new(SMALL, &mesh, &Host).unwrap();
         worker.gradients_of_step(&pipeline).unwrap();
         let gradients: Vec<Vec<f64>> =
             worker.parts.iter().map(|(_, group)| group.gradient().to_vec()).collect();

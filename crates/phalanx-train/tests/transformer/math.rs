@@ -1,6 +1,12 @@
-//! The layers of a transformer on flat row-major buffers, forwards and backwards, with plain loops and matrixmultiply.
+//! The layers of a transformer on flat row-major buffers, forwards and backwards: plain loops on the host, and products of a device.
 
-use phalanx_train::device::Number;
+use phalanx::Comm;
+use phalanx_train::Result;
+use phalanx_train::device::{Host, Number, Overlap};
+use phalanx_train::norm::Squares;
+use phalanx_train::optimizer::ElementWise;
+use phalanx_train::pipeline::Messages;
+use phalanx_train::tensor::CrossEntropy;
 
 /// f32 or f64, with a product of matrices.
 pub trait Real:
@@ -43,6 +49,47 @@ macro_rules! real {
 real! {
     f32: matrixmultiply::sgemm, 1.0;
     f64: matrixmultiply::dgemm, 1.0;
+}
+
+/// A device that has all that the training needs.
+pub trait Place: Overlap + Messages + ElementWise + Squares + CrossEntropy {
+    /// The device for messages between the ranks of a communicator. Collective.
+    fn connected(&self, comm: &Comm) -> Result<Self>;
+
+    /// `c = a · b`, or `c += a · b` if `adds`, with sizes and transposition as [`Products`](phalanx_train::tensor::Products) has them.
+    fn product<T: Real>(
+        &self,
+        size: [usize; 3],
+        transposed: [bool; 2],
+        a: &[T],
+        b: &[T],
+        c: &mut [T],
+        adds: bool,
+    ) -> Result<()>;
+}
+
+impl Place for Host {
+    fn connected(&self, _comm: &Comm) -> Result<Host> {
+        Ok(*self)
+    }
+
+    fn product<T: Real>(
+        &self,
+        [m, k, n]: [usize; 3],
+        transposed: [bool; 2],
+        a: &[T],
+        b: &[T],
+        c: &mut [T],
+        adds: bool,
+    ) -> Result<()> {
+        let matrix = |rows, columns, is_transposed| match is_transposed {
+            false => Matrix::new(rows, columns),
+            true => Matrix::new(columns, rows).transposed(),
+        };
+        let (of_a, of_b) = (matrix(m, k, transposed[0]), matrix(k, n, transposed[1]));
+        product((a, of_a), (b, of_b), (c, Matrix::new(m, n)), adds);
+        Ok(())
+    }
 }
 
 /// A matrix inside a buffer: where it begins, its rows and columns, and the strides of both.
@@ -103,36 +150,38 @@ pub fn product<T: Real>(a: (&[T], Matrix), b: (&[T], Matrix), c: (&mut [T], Matr
 }
 
 /// `x Wᵀ + b`, with W as `[outputs, inputs]`.
-pub fn linear<T: Real>(x: &[T], weight: &[T], bias: Option<&[T]>, inputs: usize) -> Vec<T> {
+pub fn linear<D: Place, T: Real>(
+    device: &D,
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    inputs: usize,
+) -> Result<Vec<T>> {
     let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
     let mut y = match bias {
         Some(bias) => bias.repeat(rows),
         None => vec![T::default(); rows * outputs],
     };
-    let weight = (weight, Matrix::new(outputs, inputs).transposed());
-    product((x, Matrix::new(rows, inputs)), weight, (&mut y, Matrix::new(rows, outputs)), true);
-    y
+    device.product([rows, inputs, outputs], [false, true], x, weight, &mut y, true)?;
+    Ok(y)
 }
 
 /// Backward of [`linear`]: adds to the gradients of weight and bias, and answers that of the input.
-pub fn linear_backward<T: Real>(
-    x: &[T],
-    weight: &[T],
-    dy: &[T],
+pub fn linear_backward<D: Place, T: Real>(
+    device: &D,
+    [x, weight, dy]: [&[T]; 3],
     inputs: usize,
     dweight: &mut [T],
     dbias: Option<&mut [T]>,
-) -> Vec<T> {
+) -> Result<Vec<T>> {
     let (rows, outputs) = (x.len() / inputs, weight.len() / inputs);
-    let of_y = Matrix::new(rows, outputs);
-    let x = (x, Matrix::new(rows, inputs));
-    product((dy, of_y.transposed()), x, (dweight, Matrix::new(outputs, inputs)), true);
+    device.product([outputs, rows, inputs], [true, false], dy, x, dweight, true)?;
     if let Some(dbias) = dbias {
         dy.chunks_exact(outputs).for_each(|row| add(dbias, row));
     }
     let mut dx = vec![T::default(); rows * inputs];
-    product((dy, of_y), (weight, Matrix::new(outputs, inputs)), (&mut dx, x.1), false);
-    dx
+    device.product([rows, outputs, inputs], [false; 2], dy, weight, &mut dx, false)?;
+    Ok(dx)
 }
 
 /// `to += from`.

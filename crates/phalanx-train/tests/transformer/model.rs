@@ -1,10 +1,9 @@
 //! A decoder of pre-norm blocks, whose matrices are split over the ranks of a tensor axis. Its parameters are in groups: the embedding, each block, and
 //! the head.
 
-use crate::math::{self, Normalized, Real};
+use crate::math::{self, Normalized, Place, Real};
 use phalanx::Comm;
 use phalanx_train::Result;
-use phalanx_train::device::Host;
 use phalanx_train::mesh::{Axis, Init, MeshShape, Placement, Plan};
 use phalanx_train::sharding::FlatLayout;
 use phalanx_train::tensor::{self, VocabularyParallel};
@@ -169,12 +168,13 @@ pub struct Kept<T> {
 }
 
 /// A rank's computation: the sizes, and the ranks among which matrices are split.
-pub struct Model<'a> {
+pub struct Model<'a, D> {
     pub sizes: Sizes,
     pub tensor: &'a Comm,
+    pub device: D,
 }
 
-impl Model<'_> {
+impl<D: Place> Model<'_, D> {
     fn own_width(&self) -> usize {
         self.sizes.width / self.tensor.world_size()
     }
@@ -206,23 +206,43 @@ impl Model<'_> {
     pub fn block<T: Real>(&self, fields: &Fields<'_, T>, mut x: Vec<T>) -> Result<(Vec<T>, Kept<T>)> {
         let Sizes { width, tokens, heads, .. } = self.sizes;
         let norm1 = math::layer_norm(&x, fields.get(0), fields.get(1));
-        let project =
-            |number| math::linear(&norm1.0, fields.get(number), Some(fields.get(number + 1)), width);
-        let qkv = [project(2), project(4), project(6)];
+        let project = |number| self.linear(&norm1.0, fields.get(number), Some(fields.get(number + 1)), width);
+        let qkv = [project(2)?, project(4)?, project(6)?];
         let (attended, weights) =
             math::attention(qkv.each_ref().map(|of| &of[..]), tokens, self.own_heads(), width / heads);
         math::add(&mut x, &self.summed(&attended, fields.get(8), fields.get(9), self.own_width())?);
         let norm2 = math::layer_norm(&x, fields.get(10), fields.get(11));
-        let up = math::linear(&norm2.0, fields.get(12), Some(fields.get(13)), width);
+        let up = self.linear(&norm2.0, fields.get(12), Some(fields.get(13)), width)?;
         let activated = math::gelu(&up);
         math::add(&mut x, &self.summed(&activated, fields.get(14), fields.get(15), 4 * self.own_width())?);
         Ok((x, Kept { norm1, qkv, weights, attended, norm2, up, activated }))
     }
 
+    fn linear<T: Real>(&self, x: &[T], weight: &[T], bias: Option<&[T]>, inputs: usize) -> Result<Vec<T>> {
+        math::linear(&self.device, x, weight, bias, inputs)
+    }
+
+    fn linear_backward<T: Real>(
+        &self,
+        numbers: [&[T]; 3],
+        inputs: usize,
+        [dweight, dbias]: [&mut [T]; 2],
+    ) -> Result<Vec<T>> {
+        math::linear_backward(&self.device, numbers, inputs, dweight, Some(dbias))
+    }
+
+    /// The sum over the ranks, in the device's memory.
+    fn sum<T: Real>(&self, numbers: &mut Vec<T>) -> Result<()> {
+        let mut buffer = self.device.upload(numbers)?;
+        tensor::sum(self.tensor, &mut buffer)?;
+        *numbers = self.device.download(&self.device.view(&buffer, 0..numbers.len()))?;
+        Ok(())
+    }
+
     /// A linear layer of which this rank has some inputs: the sum over the ranks, and the bias once.
     fn summed<T: Real>(&self, x: &[T], weight: &[T], bias: &[T], inputs: usize) -> Result<Vec<T>> {
-        let mut y = math::linear(x, weight, None, inputs);
-        tensor::sum(self.tensor, &mut y)?;
+        let mut y = self.linear(x, weight, None, inputs)?;
+        self.sum(&mut y)?;
         y.chunks_exact_mut(bias.len()).for_each(|row| math::add(row, bias));
         Ok(y)
     }
@@ -236,32 +256,31 @@ impl Model<'_> {
     ) -> Result<Vec<T>> {
         let Sizes { width, tokens, heads, .. } = self.sizes;
         let own = self.own_width();
-        let [of_weight, of_bias] = gradients.pair(14, 15);
         let dactivated =
-            math::linear_backward(&kept.activated, fields.get(14), &dx, 4 * own, of_weight, Some(of_bias));
+            self.linear_backward([&kept.activated, fields.get(14), &dx], 4 * own, gradients.pair(14, 15))?;
         let dup = math::gelu_backward(&kept.up, &dactivated);
-        let [of_weight, of_bias] = gradients.pair(12, 13);
         let mut dnorm =
-            math::linear_backward(&kept.norm2.0, fields.get(12), &dup, width, of_weight, Some(of_bias));
-        tensor::sum(self.tensor, &mut dnorm)?;
+            self.linear_backward([&kept.norm2.0, fields.get(12), &dup], width, gradients.pair(12, 13))?;
+        self.sum(&mut dnorm)?;
         let [of_scale, of_shift] = gradients.pair(10, 11);
         let through = math::layer_norm_backward(&kept.norm2.1, fields.get(10), &dnorm, of_scale, of_shift);
         math::add(&mut dx, &through);
 
-        let [of_weight, of_bias] = gradients.pair(8, 9);
         let dattended =
-            math::linear_backward(&kept.attended, fields.get(8), &dx, own, of_weight, Some(of_bias));
+            self.linear_backward([&kept.attended, fields.get(8), &dx], own, gradients.pair(8, 9))?;
         let qkv = kept.qkv.each_ref().map(|of| &of[..]);
         let dqkv =
             math::attention_backward(qkv, &kept.weights, &dattended, tokens, self.own_heads(), width / heads);
         let mut dnorm = vec![T::default(); dx.len()];
         for (of, number) in dqkv.iter().zip([2, 4, 6]) {
-            let [of_weight, of_bias] = gradients.pair(number, number + 1);
-            let weight = fields.get(number);
-            let part = math::linear_backward(&kept.norm1.0, weight, of, width, of_weight, Some(of_bias));
+            let part = self.linear_backward(
+                [&kept.norm1.0, fields.get(number), of],
+                width,
+                gradients.pair(number, number + 1),
+            )?;
             math::add(&mut dnorm, &part);
         }
-        tensor::sum(self.tensor, &mut dnorm)?;
+        self.sum(&mut dnorm)?;
         let [of_scale, of_shift] = gradients.pair(0, 1);
         let through = math::layer_norm_backward(&kept.norm1.1, fields.get(0), &dnorm, of_scale, of_shift);
         math::add(&mut dx, &through);
@@ -279,14 +298,24 @@ impl Model<'_> {
     ) -> Result<(f64, Vec<T>)> {
         let Sizes { width, vocabulary, .. } = self.sizes;
         let (normalized, kept) = math::layer_norm(x, fields.get(0), fields.get(1));
-        let mut logits = math::linear(&normalized, fields.get(2), None, width);
+        let mut logits = self.linear(&normalized, fields.get(2), None, width)?;
         let targets: Vec<Option<u32>> = targets.iter().map(|target| Some(*target)).collect();
-        let loss = VocabularyParallel::forward(self.tensor, &Host, vocabulary, &&logits[..], &targets, 0.0)?;
+        let (device, len) = (&self.device, logits.len());
+        let mut buffer = device.upload(&logits)?;
+        let loss = VocabularyParallel::forward(
+            self.tensor,
+            device,
+            vocabulary,
+            &device.view(&buffer, 0..len),
+            &targets,
+            0.0,
+        )?;
         let mean = loss.mean();
-        loss.backward(&mut &mut logits[..], &vec![weight; targets.len()])?;
-        let mut dnorm =
-            math::linear_backward(&normalized, fields.get(2), &logits, width, gradients.get(2), None);
-        tensor::sum(self.tensor, &mut dnorm)?;
+        loss.backward(&mut device.view_mut(&mut buffer, 0..len), &vec![weight; targets.len()])?;
+        logits = device.download(&device.view(&buffer, 0..len))?;
+        let numbers = [&normalized[..], fields.get(2), &logits];
+        let mut dnorm = math::linear_backward(device, numbers, width, gradients.get(2), None)?;
+        self.sum(&mut dnorm)?;
         let [of_scale, of_shift] = gradients.pair(0, 1);
         let dx = math::layer_norm_backward(&kept, fields.get(0), &dnorm, of_scale, of_shift);
         Ok((mean, dx))

@@ -1,12 +1,11 @@
 //! Training of a model on a mesh: data and shard ranks see different sequences, tensor ranks have parts of the matrices, pipeline ranks some of the
 //! blocks. Parameters are sharded (ZeRO-3) and gathered for each use.
 
-use crate::math::Real;
+use crate::math::{Place, Real};
 use crate::model::{Fields, Gradients, Kept, Model, Part, Sizes};
-use phalanx::{Comm, ReduceOp};
+use phalanx::{Comm, ReduceOp, Source};
 use phalanx_train::Result;
 use phalanx_train::checkpoint::{Checkpoint, Saver, State};
-use phalanx_train::device::Host;
 use phalanx_train::mesh::{Axis, Mesh};
 use phalanx_train::norm::{clip_factor, global_norm_of_groups};
 use phalanx_train::optimizer::AdamW;
@@ -42,11 +41,11 @@ fn words(sizes: &Sizes, number: usize) -> Vec<u32> {
 }
 
 /// One rank's parameters and activations.
-pub struct Worker<'a, T: Real> {
+pub struct Worker<'a, D: Place, T: Real> {
     task: Task,
     mesh: &'a Mesh,
-    model: Model<'a>,
-    pub parts: Vec<(Part, ShardedGroup<Host, T, T>)>,
+    model: Model<'a, D>,
+    pub parts: Vec<(Part, ShardedGroup<D, T, T>)>,
     /// Sums of the micro-batches, by part.
     gradients: Vec<Vec<T>>,
     /// By micro-batch, what the blocks keep; and the gradient of the head's input.
@@ -58,8 +57,9 @@ pub struct Worker<'a, T: Real> {
     norms: Vec<f64>,
 }
 
-impl<'a, T: Real> Worker<'a, T> {
-    pub fn new(task: Task, mesh: &'a Mesh) -> Result<Worker<'a, T>> {
+impl<'a, D: Place, T: Real> Worker<'a, D, T> {
+    pub fn new(task: Task, mesh: &'a Mesh, device: &D) -> Result<Worker<'a, D, T>> {
+        let device = device.connected(mesh.comm(Axis::Pipeline))?;
         let (stages, stage) = (mesh.size(Axis::Pipeline), mesh.coordinate(Axis::Pipeline));
         let blocks = task.sizes.blocks;
         let is_here = |part: &Part| match part {
@@ -71,7 +71,7 @@ impl<'a, T: Real> Worker<'a, T> {
         let group = |part: Part| {
             let layout = part.layout(&task.sizes, mesh.shape(), mesh.rank())?;
             let initial = part.initial::<T>(&task.sizes, mesh.shape(), mesh.rank(), &layout)?;
-            Ok((part, ShardedGroup::new(shard, &Host, layout, &initial, &task.optimizer())?))
+            Ok((part, ShardedGroup::new(shard, &device, layout, &initial, &task.optimizer())?))
         };
         let parts =
             Part::all(&task.sizes).into_iter().filter(is_here).map(group).collect::<Result<Vec<_>>>()?;
@@ -79,7 +79,7 @@ impl<'a, T: Real> Worker<'a, T> {
         Ok(Worker {
             task,
             mesh,
-            model: Model { sizes: task.sizes, tensor: mesh.comm(Axis::Tensor) },
+            model: Model { sizes: task.sizes, tensor: mesh.comm(Axis::Tensor), device },
             parts,
             gradients,
             kept: HashMap::new(),
@@ -120,11 +120,13 @@ impl<'a, T: Real> Worker<'a, T> {
         self.gradients.iter_mut().for_each(|gradient| gradient.fill(T::default()));
         let mesh = self.mesh;
         let len = self.each() * self.task.sizes.tokens * self.task.sizes.width;
-        pipeline.run(mesh.comm(Axis::Pipeline), &Host, self, |_, _| len)?;
-        let data = mesh.comm(Axis::Data);
+        let (device, data) = (self.model.device.clone(), mesh.comm(Axis::Data));
+        pipeline.run(mesh.comm(Axis::Pipeline), &device, self, |_, _| len)?;
         for ((_, group), gradient) in self.parts.iter_mut().zip(&self.gradients) {
             let shard = mesh.comm(Axis::Shard);
-            group.reduce_gradient_among(shard, Some(data), &&gradient[..], Reduction::Mean)?;
+            let gradient = device.upload(gradient)?;
+            let gradient = device.view(&gradient, 0..group.layout().len());
+            group.reduce_gradient_among(shard, Some(data), &gradient, Reduction::Mean)?;
         }
         let mut loss = [mean_loss(mesh.comm(Axis::Pipeline), &self.losses)?];
         for axis in [Axis::Data, Axis::Shard] {
@@ -137,7 +139,7 @@ impl<'a, T: Real> Worker<'a, T> {
     pub fn step(&mut self, pipeline: &Pipeline) -> Result<f64> {
         let loss = self.gradients_of_step(pipeline)?;
         let groups: Vec<_> = self.parts.iter().map(|(_, group)| group).collect();
-        let norm = global_norm_of_groups(self.mesh, &Host, &groups)?;
+        let norm = global_norm_of_groups(self.mesh, &self.model.device, &groups)?;
         let factor = clip_factor(norm, self.task.clip)?;
         for (_, group) in &mut self.parts {
             group.step(&self.task.optimizer(), factor)?;
@@ -161,15 +163,16 @@ impl Task {
 
 /// The losses and the norms of the gradients of all steps on a mesh, the same on every rank. With a folder, it goes on from the newest checkpoint
 /// there, and ends with one.
-pub fn curve<T: Real>(
+pub fn curve<D: Place, T: Real>(
     comm: &Comm,
+    device: &D,
     task: Task,
     mesh: &[(Axis, usize)],
     folder: Option<&Path>,
 ) -> Result<Vec<[f64; 2]>> {
     let mesh = Mesh::new(comm, mesh)?;
     let pipeline = task.pipeline(&mesh)?;
-    let mut worker = Worker::<T>::new(task, &mesh)?;
+    let mut worker = Worker::<D, T>::new(task, &mesh, device)?;
     let checkpoint = folder.map(|folder| Checkpoint::latest_of_all(comm, folder)).transpose()?.flatten();
     if let Some(checkpoint) = checkpoint {
         for (part, group) in &mut worker.parts {
@@ -188,8 +191,15 @@ pub fn curve<T: Real>(
     Ok(losses.into_iter().zip(worker.norms).map(|(loss, norm)| [loss, norm]).collect())
 }
 
-impl<T: Real> Stage<Host, T> for Worker<'_, T> {
-    fn forward(&mut self, at: Position, input: Option<Vec<T>>) -> Result<Option<Vec<T>>> {
+fn download<D: Place, T: Real>(device: &D, buffer: &D::Buffer<T>) -> Result<Vec<T>> {
+    device.download(&device.view(buffer, 0..buffer.len()))
+}
+
+/// Activations are on the host between the layers, and on the device between the stages.
+impl<D: Place, T: Real> Stage<D, T> for Worker<'_, D, T> {
+    fn forward(&mut self, at: Position, input: Option<D::Buffer<T>>) -> Result<Option<D::Buffer<T>>> {
+        let device = self.model.device.clone();
+        let input = input.map(|input| download(&device, &input)).transpose()?;
         let [words, targets] = self.batch(at.micro);
         let shard = self.mesh.comm(Axis::Shard);
         // Each row counts as much, over all micro-batches of this rank.
@@ -201,7 +211,7 @@ impl<T: Real> Stage<Host, T> for Worker<'_, T> {
                 next.prefetch(shard)?;
             }
             let (part, group) = &mut self.parts[number];
-            let numbers = group.gather(shard)?.clone();
+            let numbers = download(&device, group.gather(shard)?)?;
             group.release();
             let fields = Fields::new(group.layout(), &numbers);
             match part {
@@ -220,10 +230,12 @@ impl<T: Real> Stage<Host, T> for Worker<'_, T> {
             }
         }
         self.kept.insert(at.micro, kept);
-        Ok((!at.is_last).then_some(x))
+        (!at.is_last).then(|| device.upload(&x)).transpose()
     }
 
-    fn backward(&mut self, at: Position, gradient: Option<Vec<T>>) -> Result<Option<Vec<T>>> {
+    fn backward(&mut self, at: Position, gradient: Option<D::Buffer<T>>) -> Result<Option<D::Buffer<T>>> {
+        let device = self.model.device.clone();
+        let gradient = gradient.map(|gradient| download(&device, &gradient)).transpose()?;
         let mut dx = gradient.or_else(|| self.of_head.remove(&at.micro)).expect("the head's forward kept it");
         let mut kept = self.kept.remove(&at.micro).expect("the forward kept it");
         let [words, _] = self.batch(at.micro);
@@ -235,7 +247,7 @@ impl<T: Real> Stage<Host, T> for Worker<'_, T> {
                     self.model.embed_backward(&words, &dx, &mut gradients);
                 }
                 Part::Block(_) => {
-                    let numbers = group.gather(shard)?.clone();
+                    let numbers = download(&device, group.gather(shard)?)?;
                     group.release();
                     let mut gradients = Gradients::new(group.layout(), gradient);
                     let fields = Fields::new(group.layout(), &numbers);
@@ -245,6 +257,6 @@ impl<T: Real> Stage<Host, T> for Worker<'_, T> {
                 Part::Head => {}
             }
         }
-        Ok((!at.is_first).then_some(dx))
+        (!at.is_first).then(|| device.upload(&dx)).transpose()
     }
 }

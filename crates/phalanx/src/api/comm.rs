@@ -5,6 +5,8 @@ use super::lending::Lending;
 use super::object::DEFAULT_OBJECT_LIMIT;
 use super::raw::{Portable, RawCommunicator};
 use super::request::Requests;
+#[cfg(feature = "_gpu")]
+use crate::buffer::collective_config::RawCollectiveConfig;
 use crate::buffer::host::HostBuffer;
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
@@ -249,6 +251,31 @@ impl Comm {
         let adopted = self.backend.adopt(&stream)?;
         let own = self.stream.clone();
         Ok(self.with_stream(if adopted { own.with_stream(stream) } else { own }))
+    }
+
+    /// This communicator for collectives on GPU memory that run beside a computation, on [another stream](Comm::on): they go by NCCL and
+    /// not by phalanx's own kernels, which are faster alone, but take nearly all processors of the GPU. All ranks give an operation the
+    /// same; [checked](crate::Builder::check), a difference is an error. A communicator of another backend is as before.
+    ///
+    /// ```no_run
+    /// # fn main() -> phalanx::Result<()> {
+    /// # use phalanx::ReduceOp;
+    /// # let comm = phalanx::init()?;
+    /// let computing = comm.cuda_stream().expect("a GPU");
+    /// let side = computing.context().new_stream()?;
+    /// let mut gradients = computing.alloc_zeros::<f32>(1 << 20)?;
+    /// comm.on(&side)?.beside_computing().all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
+    /// // What is enqueued on `computing` now does not wait, unless it uses the gradients.
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "_gpu")]
+    pub fn beside_computing(&self) -> View<'_> {
+        let stream = self.stream.clone();
+        self.with_stream(match stream.config() {
+            Some(_) => stream,
+            None => stream.configured(RawCollectiveConfig::of_library()),
+        })
     }
 
     #[cfg(feature = "_gpu")]

@@ -2,11 +2,13 @@
 
 use phalanx_sys::nccl::ncclCollConfig_t;
 use std::ffi::CString;
+use std::sync::{Arc, LazyLock};
 
 /// Settings as the library reads them, with the text they point to.
 #[derive(Debug)]
 pub(crate) struct RawCollectiveConfig {
-    pub raw: ncclCollConfig_t,
+    /// `None`: the library carries the collective out, as it does by default.
+    pub raw: Option<ncclCollConfig_t>,
     pub tag: u8,
     /// The text that `raw` points to.
     #[expect(dead_code, reason = "kept alive for `raw`")]
@@ -19,8 +21,11 @@ unsafe impl Send for RawCollectiveConfig {}
 unsafe impl Sync for RawCollectiveConfig {}
 
 impl RawCollectiveConfig {
-    pub fn as_ptr(&self) -> *const ncclCollConfig_t {
-        &raw const self.raw
+    /// That the library carries collectives out, with nothing else set.
+    pub fn of_library() -> Arc<RawCollectiveConfig> {
+        static OF_LIBRARY: LazyLock<Arc<RawCollectiveConfig>> =
+            LazyLock::new(|| Arc::new(RawCollectiveConfig { raw: None, tag: 1, algorithms: None }));
+        OF_LIBRARY.clone()
     }
 
     /// Fingerprint by which ranks compare settings: never 0, and equal for equal settings.

@@ -12,11 +12,12 @@ pub(crate) use blas::Shape;
 use cudarc::cublas::CudaBlas;
 use cudarc::driver::sys::{self, CUmemPool_attribute, CUpointer_attribute};
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut, PushKernelArg,
-    result,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut,
+    PushKernelArg, result,
 };
 use kernels::{ELEMENTS, Images, find, grid_of_fours};
 use phalanx::DType;
+use std::collections::VecDeque;
 use std::mem::size_of;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -46,6 +47,8 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     /// Of communication that goes on beside.
     side: Arc<CudaStream>,
+    /// Ends of the last reductions on the side stream.
+    reductions: Arc<Mutex<VecDeque<CudaEvent>>>,
     /// Connections for messages.
     pub(crate) lines: Option<Arc<Mutex<Lines>>>,
     /// cuBLAS, from the first product on.
@@ -61,7 +64,13 @@ impl Gpu {
     pub fn new(stream: &Arc<CudaStream>) -> Result<Gpu> {
         let side = stream.context().new_stream()?;
         keep_freed_memory(stream.context())?;
-        Ok(Gpu { stream: stream.clone(), side, lines: None, blas: Arc::default() })
+        Ok(Gpu {
+            stream: stream.clone(),
+            side,
+            reductions: Arc::default(),
+            lines: None,
+            blas: Arc::default(),
+        })
     }
 
     /// The stream of everything but started communication.

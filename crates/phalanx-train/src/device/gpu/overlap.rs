@@ -6,8 +6,13 @@
 use super::Gpu;
 use crate::Result;
 use crate::device::{Device, Number, Overlap};
-use cudarc::driver::{CudaSlice, CudaViewMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use phalanx::{Comm, ReduceOp, Reduction, Request};
+use std::sync::PoisonError;
+
+/// Reductions that may be under way while the stream goes on. Each holds memory that was allocated on the stream and is freed
+/// on the side stream: without a limit, as much memory as the host enqueues ahead of the GPU.
+const UNDER_WAY: usize = 2;
 
 impl Gpu {
     /// The same, with its work on the side stream.
@@ -23,12 +28,23 @@ impl Gpu {
         // SAFETY: the memory of a buffer that has let go of it, of this length; the side stream waits for its users.
         Ok(unsafe { self.side.upgrade_device_ptr(address, len) })
     }
+
+    /// The stream waits for all reductions but the last ones, so that its next allocations get the memory that those have freed.
+    fn limit_reductions(&self) -> Result<()> {
+        let mut reductions = self.reductions.lock().unwrap_or_else(PoisonError::into_inner);
+        reductions.push_back(self.side.record_event(None)?);
+        if reductions.len() > UNDER_WAY
+            && let Some(earlier) = reductions.pop_front()
+        {
+            self.stream.wait(&earlier)?;
+        }
+        Ok(())
+    }
 }
 
 impl Overlap for Gpu {
     type Pending<A: Number> = CudaSlice<A>;
-    /// What is sent, and what it is gathered to. The first is freed when work may wait for the gathering.
-    type Gathering<A: Number> = (CudaSlice<A>, CudaSlice<A>);
+    type Gathering<A: Number> = CudaSlice<A>;
 
     fn start_sum<A: Number>(
         &self,
@@ -36,7 +52,7 @@ impl Overlap for Gpu {
         mut values: CudaSlice<A>,
         op: Reduction<A>,
     ) -> Result<CudaSlice<A>> {
-        comm.on(&self.side)?.all_reduce_in_place(&mut values, op)?;
+        comm.on(&self.side)?.beside_computing().all_reduce_in_place(&mut values, op)?;
         Ok(values)
     }
 
@@ -44,18 +60,22 @@ impl Overlap for Gpu {
         Ok(pending)
     }
 
-    fn start_gather<A: Number>(
+    fn start_gather<M: Number, A: Number>(
         &self,
         comm: &Comm,
-        own: CudaSlice<A>,
+        own: &CudaView<'_, M>,
         mut all: CudaSlice<A>,
-    ) -> Result<(CudaSlice<A>, CudaSlice<A>)> {
-        comm.on(&self.side)?.all_gather(&own, &mut all)?;
-        Ok((own, all))
+    ) -> Result<CudaSlice<A>> {
+        // Made, rounded and freed on the side stream: there nothing else waits for it.
+        let (aside, len) = (self.aside(), own.len());
+        let mut rounded = aside.alloc::<A>(len)?;
+        aside.convert(own, &mut aside.view_mut(&mut rounded, 0..len))?;
+        comm.on(&self.side)?.beside_computing().all_gather(&rounded, &mut all)?;
+        Ok(all)
     }
 
-    fn finish_gather<A: Number>(&self, (_, all): (CudaSlice<A>, CudaSlice<A>)) -> Result<CudaSlice<A>> {
-        Ok(all)
+    fn finish_gather<A: Number>(&self, gathering: CudaSlice<A>) -> Result<CudaSlice<A>> {
+        Ok(gathering)
     }
 
     fn add_reduced<A: Number>(
@@ -69,11 +89,13 @@ impl Overlap for Gpu {
         let (aside, len) = (self.aside(), to.len());
         // Made and freed on the side stream: there nothing else waits for the sum.
         let (values, mut own) = (self.give_to_side(values)?, aside.alloc::<A>(len)?);
-        comm.on(&self.side)?.reduce_scatter(&values, &mut own, ReduceOp::Sum)?;
+        comm.on(&self.side)?.beside_computing().reduce_scatter(&values, &mut own, ReduceOp::Sum)?;
+        drop(values);
         if let Some(replicas) = replicas {
-            replicas.on(&self.side)?.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
+            replicas.on(&self.side)?.beside_computing().all_reduce_in_place(&mut own, ReduceOp::Sum)?;
         }
-        aside.add(factor, &aside.view(&own, 0..len), to)
+        aside.add(factor, &aside.view(&own, 0..len), to)?;
+        self.limit_reductions()
     }
 
     fn start_exchange(&self, comm: &Comm, own: f64) -> Result<Request<(Vec<f64>, Vec<f64>)>> {

@@ -87,14 +87,14 @@ impl Needs {
 /// them.
 macro_rules! collective {
     ($comm:ident, $call:ident, $plain:ident or $configured:ident($($argument:expr),*)) => {
-        match $call.config {
+        match $call.config.and_then(|config| config.raw.as_ref()) {
             None => {
                 let f = $comm.library.need($comm.library.$plain, stringify!($plain))?;
                 $comm.progress(f($($argument),*), stringify!($plain))
             }
             Some(config) => {
                 let f = $comm.library.need($comm.library.$configured, stringify!($configured))?;
-                $comm.progress(f($($argument,)* config.as_ptr()), stringify!($configured))
+                $comm.progress(f($($argument,)* &raw const *config), stringify!($configured))
             }
         }
     };

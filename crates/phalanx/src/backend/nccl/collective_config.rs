@@ -57,7 +57,7 @@ impl CollectiveConfig {
         }
         raw.forceAlgSelection = i32::from(!self.algorithms_may_differ);
         raw.userProfilerTag = self.profiler_tag;
-        Ok(Arc::new(RawCollectiveConfig { raw, tag: self.tag(), algorithms }))
+        Ok(Arc::new(RawCollectiveConfig { raw: Some(raw), tag: self.tag(), algorithms }))
     }
 
     fn tag(&self) -> u8 {

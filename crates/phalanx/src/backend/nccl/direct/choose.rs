@@ -122,13 +122,14 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
         _ => return None,
     };
     let longest = call.blocks.longest() * call.dtype.size();
+    // NCCL has no reductions of 16-bit integers.
+    let only_own = reduced && matches!(call.dtype, DType::I16 | DType::U16);
     // A call's settings are the library's.
-    if longest == 0 || call.config.is_some() || topology.algorithm == GpuAlgorithm::Nccl {
+    let by_library = call.config.is_some_and(|config| config.raw.is_some() || !only_own);
+    if longest == 0 || by_library || topology.algorithm == GpuAlgorithm::Nccl {
         return None;
     }
     let module = if reduced { KernelModule::Reduce(call.dtype) } else { KernelModule::Move };
-    // NCCL has no reductions of 16-bit integers.
-    let only_own = reduced && matches!(call.dtype, DType::I16 | DType::U16);
     if let Some((protocol, two_hops)) = topology.algorithm.forced() {
         let protocol = if topology.nvlink { protocol } else { Protocol::Ll };
         return Some(Algorithm { module, protocol, two_hops: two_hops && call.operation == AllReduce });
