@@ -50,7 +50,7 @@ impl Comm {
             Some((dtype, len)) if dtype == T::dtype() => (dtype, len as usize),
             other => {
                 return Err(UsageError::Setting {
-                    name: "open_gpu: descriptor".into(),
+                    name: "GpuDescriptor".into(),
                     value: other
                         .map_or("of an unknown type".into(), |(dtype, _)| format!("of elements of {dtype}")),
                     expected: format!("one of elements of {}, as this call has them", T::dtype()),

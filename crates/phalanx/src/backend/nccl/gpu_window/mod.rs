@@ -56,7 +56,7 @@ fn refused(why: &str, remedy: &str) -> Error {
 /// The error for a descriptor by which nothing can be opened.
 fn stale(rank: usize, why: &str) -> Error {
     UsageError::Setting {
-        name: "open_gpu: descriptor".into(),
+        name: "GpuDescriptor".into(),
         value: format!("of memory of rank {rank}"),
         expected: format!("one of memory that is registered: {why}; get a new one from that rank"),
     }

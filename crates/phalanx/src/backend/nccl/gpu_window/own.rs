@@ -1,7 +1,7 @@
 //! [`OwnWindow`]: memory of this rank, which others have open.
 
 use super::record::SharedRecord;
-use crate::backend::nccl::communicator::Communicator;
+use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::contract::{GpuWindow, GpuWindowKey, Operation};
 use crate::gpu::backoff::Backoff;
 use crate::types::error::{Result, UsageError};
@@ -46,6 +46,10 @@ impl GpuWindow for OwnWindow {
     fn close(&self) -> Result<()> {
         let own = self.communicator.rank;
         self.communicator.check_owner()?;
+        if let Err(failure) = self.communicator.check() {
+            // The others know, too, and close it.
+            return if self.close_within(ENDING) { Ok(()) } else { Err(failure) };
+        }
         self.record.release();
         if self.record.is_held_by(own) {
             return Err(UsageError::Setting {
