@@ -2,10 +2,12 @@
 //!
 //! A registration is described in a segment of the memory that the ranks share (`record.rs`). A descriptor is only the key to it: what is
 //! read there counts, so that a wrong or late descriptor finds nothing. The owner (`own.rs`) gives the memory back when no rank has it
-//! open. The others (`remote.rs`) open the allocation (`cuIpcOpenMemHandle`, or peer access between threads) and enqueue plain copies.
+//! open. The others (`remote.rs`) open the allocation (`cuIpcOpenMemHandle`, or peer access between threads) and enqueue copies; lists of
+//! short blocks are one kernel (`list.rs`).
 //!
 //! Not here: ranks of other hosts, who would need the memory to be staged.
 
+mod list;
 mod own;
 mod record;
 mod remote;

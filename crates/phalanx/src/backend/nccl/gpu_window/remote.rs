@@ -1,5 +1,6 @@
 //! [`RemoteWindow`]: memory of another rank, open here.
 
+use super::list::{self, Block};
 use super::record::{Registration, SharedRecord};
 use super::{refused, stale};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
@@ -153,18 +154,27 @@ impl RemoteGpuWindow for RemoteWindow {
         let device = &self.communicator.device;
         let _current = device.enter();
         self.copies.is_busy.store(true, Ordering::Release);
-        let (remote, stream) = (self.start as *mut u8, self.copies.stream.raw());
-        for block in blocks.iter().filter(|block| block.len > 0) {
-            let here = local.wrapping_add(block.local * element);
-            let there = remote.wrapping_add(block.remote * element);
+        let (remote, stream) = (self.start, self.copies.stream.raw());
+        let place = |block: &GpuBlock| {
+            let here = local as u64 + (block.local * element) as u64;
+            let there = remote + (block.remote * element) as u64;
             let (to, from) = match direction {
                 CopyDirection::Put => (there, here),
                 CopyDirection::Get => (here, there),
             };
-            // SAFETY: the caller's contract; the window is open until the stream's work is complete.
-            unsafe { device.copy(to, from, block.len * element, stream) }?;
+            Block { to, from, bytes: (block.len * element) as u64 }
+        };
+        let bytes = blocks.iter().map(|block| block.len * element).sum();
+        // SAFETY: the caller's contract; the window is open until the stream's work is complete.
+        unsafe {
+            if !list::is_for_kernel(blocks.len(), bytes) {
+                return list::copy_each(device, stream, blocks.iter().map(place));
+            }
+            blocks.chunks(list::MOST).try_for_each(|part| {
+                let part: Vec<Block> = part.iter().map(place).collect();
+                list::copy_together(device, stream, &part)
+            })
         }
-        Ok(())
     }
 
     fn notify(&self) -> Result<()> {
