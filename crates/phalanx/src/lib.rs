@@ -31,7 +31,7 @@
 //! - Files of distributed arrays: [`Comm::write_at_all`], [`ArrayPart`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
-//! - Memory that other ranks put to and get from: [`Comm::symmetric`]; of GPUs: `nvshmem`. One copy for each host: [`Comm::shared_by_host`].
+//! - Memory that other ranks put to and get from: [`Comm::symmetric`]; of GPUs: `Comm::register_gpu`, `nvshmem`. One copy for each host: [`Comm::shared_by_host`].
 //! - Failures: [`Error`]; a communicator of the remaining ranks: [`Comm::shrink`]; a rank's last operations:
 //!   [`Comm::write_flight_record`].
 //!
@@ -145,6 +145,10 @@ pub use api::comm::{Comm, View};
 pub use api::file::part::ArrayPart;
 #[cfg(feature = "safetensors")]
 pub use api::file::tensors::TensorPart;
+#[cfg(feature = "cuda")]
+pub use api::gpu_window::remote::RemoteGpuWindow;
+#[cfg(feature = "cuda")]
+pub use api::gpu_window::{GpuDescriptor, GpuWindow};
 pub use api::grid::{Grid, HaloExchange, Neighbors};
 pub use api::group::{CommGroup, Group, group};
 pub use api::init::{dry_run, init, join, run};
@@ -165,6 +169,8 @@ pub use buffer::ndarray::Strided;
 pub use buffer::stream::GpuStream;
 pub use buffer::stream::Stream;
 pub use buffer::{AnySource, AnyTarget, Output, Owned, Source, Target, Uninit};
+#[cfg(feature = "cuda")]
+pub use contract::GpuBlock;
 pub use contract::hosts::HostTopology;
 pub use contract::{BackendKind, DryCall, Envelope, StreamSyncOps};
 #[cfg(feature = "rccl")]

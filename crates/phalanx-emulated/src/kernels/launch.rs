@@ -1,7 +1,7 @@
 //! The functions on modules, and launches of their kernels.
 
 use super::image::Image;
-use super::{atomics, collective, experts, messages, norm, training};
+use super::{atomics, collective, copies, experts, messages, norm, training};
 use crate::base::call::{Code, exported};
 use crate::base::handles::{self, Handle, Handles};
 use crate::base::pointers::{In, Out};
@@ -63,6 +63,7 @@ fn launch(
     }
     let work = atomics::work(&kernel.name, parameters)
         .or_else(|| training::work(&kernel.name, blocks[0], parameters))
+        .or_else(|| copies::work(&kernel.name, blocks, threads, parameters))
         .or_else(|| messages::work(&kernel.name, blocks, threads, parameters))
         .or_else(|| norm::work(&kernel.name, blocks, threads, parameters))
         .or_else(|| experts::work(&kernel.name, &stream, blocks, threads, parameters))

@@ -11,6 +11,7 @@
 //! | `atomics.rs` | NVSHMEM's atomic operations: kernels of one thread |
 //! | `collective.rs` | collectives: a kernel's arguments, its checks and its warps |
 //! | `messages.rs` | messages |
+//! | `copies.rs` | copies of blocks |
 //! | `norm.rs` | sums of rows with what follows them |
 //! | `experts.rs`, `expert_blocks.rs` | experts' dispatch and combine: the same, and what a block does |
 //! | `reduce.rs`, `moving.rs` | what a warp does to reduce, and to move blocks |
@@ -24,6 +25,7 @@
 
 mod atomics;
 mod collective;
+mod copies;
 mod element;
 mod exchange;
 mod expert_blocks;

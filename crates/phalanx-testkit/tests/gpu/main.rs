@@ -12,6 +12,8 @@ mod experts;
 mod failures;
 mod flavour;
 mod fused;
+mod gpu_window_faults;
+mod gpu_windows;
 mod groups;
 mod hosts;
 mod init_all;
@@ -49,6 +51,7 @@ const SHARES: &[Share] = &[
     ("own_kernels/again/", 24),
     ("own_kernels/", 2),
     ("experts/", 2),
+    ("gpu_windows/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
     ("hosts/", 4),
@@ -123,6 +126,8 @@ fn main() -> ExitCode {
         failures::SCENARIOS,
         &[FORK],
         fused::SCENARIOS,
+        gpu_window_faults::SCENARIOS,
+        gpu_windows::SCENARIOS,
         hosts::SCENARIOS,
         linked::SCENARIOS,
         mpirun::SCENARIOS,
@@ -191,6 +196,8 @@ fn main() -> ExitCode {
             trials.extend(own_kernels::trials());
             trials.extend(linked::trials());
             trials.extend(fused::trials());
+            trials.extend(gpu_windows::trials());
+            trials.extend(gpu_window_faults::trials());
             trials.extend(peers::trials());
             trials.extend(experts::trials());
             trials.extend(soak::trials());
@@ -198,7 +205,15 @@ fn main() -> ExitCode {
             trials.push(Trial::test("missing_nccl", missing_nccl));
         }
         Err(why) => {
-            let names = ["releases", "injected", "kept_errors", "own_kernels", "experts", "missing_nccl"];
+            let names = [
+                "releases",
+                "injected",
+                "kept_errors",
+                "own_kernels",
+                "experts",
+                "gpu_windows",
+                "missing_nccl",
+            ];
             let left_out = |name: &str| suite::ignored(name, why.to_string());
             trials.extend(names.map(left_out));
         }

@@ -12,8 +12,11 @@ use std::process::Command;
 type Job = (&'static str, &'static [&'static str]);
 
 /// Without kernels of their own.
-const ANYWHERE: [Job; 7] = [
+const ANYWHERE: [Job; 10] = [
     ("all_reduce_gpu 2", &["[1.0, 1.0]"]),
+    ("kv_cache", &["20 prompts in a cache of 64 blocks", "20 prompts of 192 tokens are right"]),
+    ("phalanx launch -n 2 -- kv_cache 9", &["9 prompts of 192 tokens are right"]),
+    ("gpu_window_bandwidth 65536 1", &["put of 1000 blocks   65536000", "get of 1000 blocks   65536000"]),
     (
         "phalanx doctor -v",
         &[

@@ -12,6 +12,7 @@
 //! | `object/` | values of any type that serde knows |
 //! | `rank_group.rs`, `grid/` | ranks as groups and as grids, reordered by host; neighbors and halos |
 //! | `one_sided/` | memory that other ranks access |
+//! | `gpu_link.rs`, `gpu_window/` | which GPUs NVLink connects; memory of GPUs that other ranks access |
 //! | `file/` | files of distributed arrays |
 //! | `request/` | operations that go on while the rank does something else |
 //! | `raw/` | the trait of raw pointers |
@@ -26,6 +27,8 @@ mod custom;
 pub(crate) mod file;
 #[cfg(feature = "cuda")]
 mod gpu_link;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu_window;
 pub(crate) mod grid;
 pub(crate) mod group;
 pub(crate) mod init;

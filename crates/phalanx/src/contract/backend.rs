@@ -321,6 +321,12 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
         Error::from(UnsupportedError { what: what.into(), why, remedy: remedy.into() })
     }
 
+    /// GPU memory that other ranks access, if the backend has that.
+    #[cfg(feature = "cuda")]
+    fn gpu_windows(&self) -> Option<&dyn super::GpuWindows> {
+        None
+    }
+
     /// The deadline of a wait.
     fn timeout(&self) -> Duration;
 

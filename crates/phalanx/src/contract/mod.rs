@@ -8,6 +8,8 @@ mod backend;
 mod call;
 mod dry_call;
 mod flow;
+#[cfg(feature = "cuda")]
+mod gpu_window;
 mod grid;
 pub(crate) mod hosts;
 mod kind;
@@ -24,6 +26,10 @@ pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
 pub use dry_call::DryCall;
 pub(crate) use flow::{Flow, Who};
+#[cfg(feature = "cuda")]
+pub use gpu_window::GpuBlock;
+#[cfg(feature = "cuda")]
+pub(crate) use gpu_window::{CopyDirection, GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
 pub(crate) use grid::RankGrid;
 pub use kind::BackendKind;
 #[cfg(feature = "nccl")]

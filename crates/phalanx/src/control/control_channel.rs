@@ -84,6 +84,16 @@ impl AnnouncedCall {
         AnnouncedCall { sequence, record: CallRecord::of(&call) }
     }
 
+    /// A wait for one rank, which needs no other: in a window.
+    pub fn of_rank(sequence: u64, operation: Operation, rank: usize) -> AnnouncedCall {
+        AnnouncedCall { sequence, record: CallRecord::of_rank(operation, rank) }
+    }
+
+    fn is_of_rank(&self) -> bool {
+        let is_of_window = matches!(self.record.operation, Operation::OneSided | Operation::WaitSignals);
+        is_of_window && self.record.counts != 0
+    }
+
     /// A block of this all_to_all_v: a message to or from a peer.
     pub fn block(&self, message: Operation, (peer, count): (usize, usize)) -> AnnouncedCall {
         let record =
@@ -132,8 +142,8 @@ impl AnnouncedCall {
     }
 
     fn peer(&self) -> Option<usize> {
-        matches!(self.record.operation, Operation::Send | Operation::Recv)
-            .then_some(self.record.root as usize)
+        let is_message = matches!(self.record.operation, Operation::Send | Operation::Recv);
+        (is_message || self.is_of_rank()).then_some(self.record.root as usize)
     }
 }
 
@@ -295,7 +305,10 @@ impl ControlChannel {
             let signals = lock(&self.signals);
             let is_for_signals = announced.record.operation == Operation::WaitSignals && !signals.is_empty();
             let suspects = if is_for_signals { &*signals } else { &awaited };
-            let missing = endpoint.missing(suspects, announced.sequence, &announced.record);
+            let missing = match announced.is_of_rank() {
+                true => endpoint.ends_of_chains(suspects),
+                false => endpoint.missing(suspects, announced.sequence, &announced.record),
+            };
             return Err(endpoint.fail(&ChannelFailure::Timeout { missing, context: context() }));
         }
         Ok(())
@@ -372,6 +385,11 @@ impl ControlChannel {
             Some(_) => true,
             None => is_late && announced.peer().is_none() && !self.has_arrived(rank, announced),
         })
+    }
+
+    /// Whether a rank's process has ended.
+    pub fn has_died(&self, rank: usize) -> bool {
+        rank != self.endpoint.rank && self.endpoint.gone(rank) == Some(PeerEvent::Died)
     }
 
     /// Whether a peer has ended without leaving.

@@ -48,7 +48,11 @@ impl Endpoint {
         if !is_message(record) {
             absent = (0..self.ranks).filter(is_absent).collect();
         }
-        let suspects = if absent.is_empty() { awaited } else { &absent };
+        self.ends_of_chains(if absent.is_empty() { awaited } else { &absent })
+    }
+
+    /// The ranks that block a wait for these: a rank that waits itself is replaced by the end of its chain.
+    pub fn ends_of_chains(&self, suspects: &[usize]) -> Vec<usize> {
         let mut missing: Vec<usize> =
             suspects.iter().map(|rank| self.end_of_chain(*rank).unwrap_or(*rank)).collect();
         missing.sort_unstable();

@@ -82,6 +82,11 @@ pub(super) fn place(id: SegmentId) -> (u64, u64) {
     (id & !(GRAIN - 1), 1 << (id & (GRAIN - 1)))
 }
 
+/// Bytes of the file that a segment of so many takes.
+fn file_len(len: usize) -> u64 {
+    (len as u64).max(GRAIN).next_power_of_two()
+}
+
 impl ProcessWorld {
     pub(super) fn create_segment(&self, len: usize) -> Result<Segment> {
         if len as u64 > LARGEST {
@@ -91,13 +96,26 @@ impl ProcessWorld {
                 format!("{len} bytes of shared memory were asked for, {LARGEST} are the most at once"),
             ));
         }
-        let len = (len as u64).max(GRAIN).next_power_of_two();
+        let len = file_len(len);
         // Checked before an offset is taken: offsets are used once.
         self.file.check_limit(self.next().load(Ordering::Relaxed) + len)?;
         let offset = self.next().fetch_add(len, Ordering::Relaxed);
         let mapped = self.file.extend_to(offset + len).and_then(|()| self.file.map(offset, len as usize));
         let memory = Arc::new(mapped.inspect_err(|_| self.file.release(offset, len))?);
         Ok(Segment { id: offset | u64::from(len.trailing_zeros()), memory })
+    }
+
+    /// [`World::find_segment`](super::world::World::find_segment).
+    pub(super) fn find_segment(&self, id: SegmentId, len: usize) -> Option<Segment> {
+        // The lowest bits are a logarithm: a place that `create_segment` gives out, and not the world's own.
+        if id & (GRAIN - 1) != u64::from(file_len(len).trailing_zeros()) || id < GRAIN {
+            return None;
+        }
+        let (offset, len) = place(id);
+        // What is behind the end of the file must not be touched.
+        self.file.len().ok().filter(|end| offset.checked_add(len).is_some_and(|last| last <= *end))?;
+        let memory = Arc::new(self.file.map(offset, len as usize).ok()?);
+        Some(Segment { id, memory })
     }
 
     /// Maps a peer's segment, for as long as the world lives.

@@ -233,6 +233,19 @@ impl World {
         }
     }
 
+    /// Opens a segment of at least `len` bytes by an id that may be any number. `None` if there can be none with it; what it
+    /// holds may be of something else.
+    pub(crate) fn find_segment(&self, id: SegmentId, len: usize) -> Option<Segment> {
+        match &self.kind {
+            Kind::Threads(world) => {
+                let memory = lock(&world.segments).get(&id).and_then(Weak::upgrade)?;
+                (memory.len() >= len).then_some(Segment { id, memory })
+            }
+            Kind::Processes(world) => world.find_segment(id, len),
+            Kind::Hosts(_) => None,
+        }
+    }
+
     /// Closes a segment. `last`: no rank uses it any more.
     pub(crate) fn close_segment(&self, segment: &Segment, last: bool) {
         match &self.kind {

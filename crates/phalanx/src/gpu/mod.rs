@@ -7,5 +7,7 @@ pub(crate) mod cuda;
 #[cfg(feature = "rccl")]
 pub mod hip;
 #[cfg(feature = "nccl")]
+pub(crate) mod ipc;
+#[cfg(feature = "nccl")]
 pub(crate) mod kernels;
 pub(crate) mod nccl;

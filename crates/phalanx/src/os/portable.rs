@@ -139,6 +139,9 @@ impl SharedFile {
     pub fn release(&self, _offset: u64, _len: u64) {
         match *self {}
     }
+    pub fn len(&self) -> Result<u64> {
+        match *self {}
+    }
     pub fn map(&self, _offset: u64, _len: usize) -> Result<Mapping> {
         match *self {}
     }

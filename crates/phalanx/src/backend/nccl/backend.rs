@@ -65,6 +65,11 @@ impl Backend for NcclComm {
         Some(NcclComm::gpu(self))
     }
 
+    #[cfg(feature = "nccl")]
+    fn gpu_windows(&self) -> Option<&dyn crate::contract::GpuWindows> {
+        Some(self)
+    }
+
     fn make_portable(&self) -> Option<Result<Stream>> {
         Some(NcclComm::make_portable(self))
     }

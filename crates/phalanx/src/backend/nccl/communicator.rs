@@ -9,6 +9,8 @@ use super::device::GpuDevice;
 #[cfg(feature = "nccl")]
 use super::direct::{Algorithm, Direct};
 #[cfg(feature = "nccl")]
+use super::gpu_window::CopyStream;
+#[cfg(feature = "nccl")]
 use super::graphs::Graphs;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
@@ -25,6 +27,8 @@ use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+#[cfg(feature = "nccl")]
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -72,6 +76,9 @@ pub(crate) struct Communicator {
     /// CUDA graphs of its operations.
     #[cfg(feature = "nccl")]
     pub(crate) graphs: Graphs,
+    /// Streams of copies between GPUs that are not the library's.
+    #[cfg(feature = "nccl")]
+    pub(crate) copies: Mutex<Vec<Weak<CopyStream>>>,
     /// Whether this rank aborts while others may finalize.
     pub(crate) is_alone: AtomicBool,
     /// Whether one-sided operations were used: from then on peers may write to this rank's windows, whatever
@@ -203,6 +210,8 @@ impl Communicator {
             direct: OnceLock::new(),
             #[cfg(feature = "nccl")]
             graphs: Graphs::default(),
+            #[cfg(feature = "nccl")]
+            copies: Mutex::default(),
             is_one_sided: AtomicBool::new(false),
             left_to_peers: Mutex::default(),
             registrations: Mutex::default(),

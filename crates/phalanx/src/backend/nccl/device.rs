@@ -289,6 +289,12 @@ impl DeviceMemory {
         Memory::new(device, MemoryPlace::Device, bytes).map(DeviceMemory)
     }
 
+    /// Its address, for an owner that frees it (`cuMemFree`).
+    #[cfg(feature = "nccl")]
+    pub fn into_raw(self) -> *mut u8 {
+        std::mem::ManuallyDrop::new(self).0.start
+    }
+
     pub fn start(&self) -> *mut u8 {
         self.0.start
     }

@@ -24,6 +24,7 @@
 //! | `collective.rs`, `parts.rs` | calls of the library; messages, and collectives that consist of them |
 //! | `direct/` | phalanx's own kernels in place of the library's, where they are faster |
 //! | `streams.rs` | events between streams, for the portable trait |
+//! | `gpu_window/` | memory of other ranks' GPUs: registered, opened, copied to and from |
 //! | `device_comm.rs` | device communicators, for kernels of the program |
 //! | `memory/` | GPU memory that the library knows |
 //! | `parameters.rs` | the library's environment variables |
@@ -40,6 +41,8 @@ pub(crate) mod device;
 pub(crate) mod device_comm;
 #[cfg(feature = "nccl")]
 pub(crate) mod direct;
+#[cfg(feature = "nccl")]
+pub(crate) mod gpu_window;
 #[cfg(feature = "nccl")]
 pub(crate) mod graphs;
 pub(crate) mod group;

@@ -1,6 +1,8 @@
 //! Waits for the library, for streams and for other ranks, with the deadline and a watch on the peers.
 
 use super::communicator::{Communicator, LockedLibrary};
+#[cfg(feature = "nccl")]
+use crate::contract::Operation;
 use crate::control::control_channel::{AnnouncedCall, WaitGuard};
 use crate::gpu::backoff::{Backoff, LOOK};
 use crate::os::RunInstant;
@@ -8,6 +10,8 @@ use crate::os::sync::lock;
 use crate::types::error::{Error, LibraryError, Result};
 use crate::types::memory::RawStream;
 use phalanx_sys::nccl::ncclResult_t;
+#[cfg(feature = "nccl")]
+use std::sync::Weak;
 use std::time::Duration;
 
 /// How long to look for the lost peer after the library reports a broken connection. A process that ends is found at once.
@@ -114,6 +118,7 @@ impl Communicator {
     /// Waits until this rank's operations are complete.
     pub fn sync(&self) -> Result<()> {
         self.check_owner()?;
+        self.wait_for_copies()?;
         let (announced, stream, collectives, messages) = {
             let last = lock(&self.last);
             (last.announced, last.stream, last.collectives, last.messages)
@@ -130,6 +135,42 @@ impl Communicator {
             self.control_channel.have_signals();
         }
         self.control_channel.complete(collectives);
+        Ok(())
+    }
+
+    /// Waits for copies between GPUs that are not the library's.
+    fn wait_for_copies(&self) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        {
+            let copies: Vec<_> = lock(&self.copies).iter().filter_map(Weak::upgrade).collect();
+            copies.iter().try_for_each(|copies| copies.sync(self))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until `is_ready`, which takes one other rank at most, with the deadline, looking at that rank.
+    #[cfg(feature = "nccl")]
+    pub fn wait_for_rank(
+        &self,
+        operation: Operation,
+        rank: usize,
+        mut is_ready: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        self.check_owner()?;
+        if is_ready()? {
+            return Ok(());
+        }
+        self.check()?;
+        let announced = AnnouncedCall::of_rank(self.collectives(), operation, rank);
+        let since = RunInstant::now();
+        let mut backoff = Backoff::since(since);
+        let _waiting = self.begin_wait();
+        while !is_ready()? {
+            if backoff.pause() {
+                self.check()?;
+                self.look(&announced, since)?;
+            }
+        }
         Ok(())
     }
 

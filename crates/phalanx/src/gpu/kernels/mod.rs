@@ -1,7 +1,7 @@
 //! phalanx's own GPU kernels: their images, and loading them.
 //!
 //! The kernels are CUDA C++ in this folder: `fifo.cuh` (how GPUs hand data to each other), `element.cuh` (arithmetic), `collectives.cu`,
-//! `messages.cu`, `experts.cu`, and `norm.cu` (a sum of rows with what follows it). `.ci/gpu-kernels` compiles them into `images/`: one
+//! `messages.cu`, `experts.cu`, `copies.cu` (lists of blocks), and `norm.cu` (a sum of rows with what follows it). `.ci/gpu-kernels` compiles them into `images/`: one
 //! module for the operations that move data, one for each element type that is reduced, one for each other file and type.
 //! Users need no compiler. `phalanx.cuh` is for kernels that programs write.
 //!
@@ -46,10 +46,12 @@ pub(crate) enum KernelModule {
     Norm(DType),
     /// Dispatch and combine of mixtures of experts.
     Experts,
+    /// What copies lists of blocks.
+    Copies,
 }
 
 /// Number of modules.
-pub(crate) const MODULES: usize = 19;
+pub(crate) const MODULES: usize = 20;
 
 impl KernelModule {
     /// Its place among all modules.
@@ -61,6 +63,7 @@ impl KernelModule {
             KernelModule::Norm(_) => 16,
             KernelModule::Messages => 17,
             KernelModule::Experts => 18,
+            KernelModule::Copies => 19,
         }
     }
 
@@ -71,6 +74,7 @@ impl KernelModule {
             KernelModule::Norm(DType::Bf16) => images!("norm_bf16"),
             KernelModule::Norm(_) => images!("norm_f16"),
             KernelModule::Experts => images!("experts"),
+            KernelModule::Copies => images!("copies"),
             KernelModule::Reduce(dtype) => match dtype {
                 DType::F32 => images!("reduce_f32"),
                 DType::F64 => images!("reduce_f64"),
@@ -108,6 +112,7 @@ impl KernelModule {
             KernelModule::Experts => ["dispatch_ll", "dispatch_ll128", "combine_ll", "combine_ll128"]
                 .map(|kernel| format!("phalanx_expert_{kernel}"))
                 .into(),
+            KernelModule::Copies => ["phalanx_copy_blocks".to_owned()].into(),
         }
     }
 }

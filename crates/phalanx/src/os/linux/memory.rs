@@ -157,6 +157,13 @@ impl SharedFile {
         }
     }
 
+    /// Bytes up to its end.
+    pub fn len(&self) -> Result<u64> {
+        let stat = rustix::fs::fstat(&self.0);
+        stat.map(|stat| stat.st_size as u64)
+            .map_err(|e| Error::system("fstat", e.into(), "see the system's log"))
+    }
+
     /// Bytes of its pages.
     #[cfg(test)]
     pub fn allocated(&self) -> u64 {

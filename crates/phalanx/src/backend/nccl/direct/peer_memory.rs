@@ -4,11 +4,12 @@ use super::tunables::{INBOX_BYTES, MAX_RANKS};
 use crate::backend::nccl::device::{DeviceMemory, GpuDevice};
 use crate::control::host_channel::HostChannel;
 use crate::gpu::cuda::{PeerLink, gpu_ids, link};
+use crate::gpu::ipc::{self, IpcHandle};
 use crate::gpu::kernels::{check, during_captures};
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{GpuId, RawStream};
-use cudarc::driver::sys::{self, CUdeviceptr, CUipcMemHandle, CUresult};
+use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, result};
 use phalanx_sys::nccl::Flavour;
 use std::sync::{Arc, Mutex};
@@ -25,7 +26,7 @@ struct Offer {
     tag: u64,
     address: u64,
     gpu: [u64; 2],
-    handle: [u64; 8],
+    handle: IpcHandle,
 }
 
 impl Offer {
@@ -35,7 +36,7 @@ impl Offer {
         let mut words = [0; Offer::WORDS];
         words[..3].copy_from_slice(&[u64::from(self.able), self.tag, self.address]);
         words[3..5].copy_from_slice(&self.gpu);
-        words[5..].copy_from_slice(&self.handle);
+        words[5..].copy_from_slice(&self.handle.0);
         words
     }
 
@@ -45,7 +46,7 @@ impl Offer {
             tag: words[1],
             address: words[2],
             gpu: [words[3], words[4]],
-            handle: std::array::from_fn(|i| words[5 + i]),
+            handle: IpcHandle(std::array::from_fn(|i| words[5 + i])),
         }
     }
 }
@@ -77,7 +78,7 @@ impl PeerMemory {
     ) -> Result<Result<PeerMemory>> {
         let (rank, ranks) = (host_channel.rank(), host_channel.world_size());
         let _current = device.enter();
-        let nothing = Offer { able: false, tag, address: 0, gpu: [0; 2], handle: [0; 8] };
+        let nothing = Offer { able: false, tag, address: 0, gpu: [0; 2], handle: IpcHandle::NONE };
         let offer = local.as_ref().map_or(nothing, |local| local.offer(tag));
         let mut all = vec![[0u64; Offer::WORDS]; ranks];
         // SAFETY: the caller's contract.
@@ -154,7 +155,7 @@ impl Drop for PeerMemory {
 fn close(opened: &[CUdeviceptr]) {
     for start in opened {
         // SAFETY: opened once, closed once; the caller's contract.
-        unsafe { sys::cuIpcCloseMemHandle(*start) };
+        unsafe { ipc::close(*start) };
     }
 }
 
@@ -189,7 +190,7 @@ pub(super) struct LocalMemory {
     gpu: &'static Arc<CudaContext>,
     id: GpuId,
     memory: DeviceMemory,
-    handle: CUipcMemHandle,
+    handle: IpcHandle,
 }
 
 impl LocalMemory {
@@ -199,25 +200,19 @@ impl LocalMemory {
         during_captures(|| {
             let memory = DeviceMemory::new(device, bytes)?;
             clear(device, &memory, bytes)?;
-            let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            // SAFETY: an allocation of cuMemAlloc; an out-pointer on the stack.
-            let result = unsafe { sys::cuIpcGetMemHandle(&raw mut handle, memory.start() as CUdeviceptr) };
-            if !host_channel.is_of_threads() {
-                check("cuIpcGetMemHandle", result)?;
-            }
+            let handle = match host_channel.is_of_threads() {
+                true => IpcHandle::NONE,
+                false => IpcHandle::of(memory.start() as CUdeviceptr)?,
+            };
             Ok(LocalMemory { gpu, id: gpu_ids()?[device.ordinal()], memory, handle })
         })
     }
 
     fn offer(&self, tag: u64) -> Offer {
-        let mut handle = [0; 8];
-        for (word, bytes) in handle.iter_mut().zip(self.handle.reserved.chunks_exact(8)) {
-            *word = u64::from_ne_bytes(std::array::from_fn(|i| bytes[i] as u8));
-        }
         let (low, high) = self.id.0.split_at(8);
         let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
         let address = self.memory.start() as u64;
-        Offer { able: true, tag, address, gpu: [word(low), word(high)], handle }
+        Offer { able: true, tag, address, gpu: [word(low), word(high)], handle: self.handle }
     }
 
     /// Opens the peers' memory.
@@ -261,15 +256,8 @@ impl LocalMemory {
             self.enable_peer_access(ordinal)?;
             return Ok(offer.address);
         }
-        let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        for (bytes, word) in handle.reserved.chunks_exact_mut(8).zip(offer.handle) {
-            bytes.iter_mut().zip(word.to_ne_bytes()).for_each(|(to, from)| *to = from as _);
-        }
-        let mut start: CUdeviceptr = 0;
-        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        // SAFETY: a handle of a peer that keeps its memory until this rank has closed it; an out-pointer on the stack.
-        let result = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut start, handle, flags) };
-        check("cuIpcOpenMemHandle", result)?;
+        // SAFETY: a handle of a peer that keeps its memory until this rank has closed it.
+        let start = unsafe { offer.handle.open() }?;
         opened.handles.push(start);
         Ok(start)
     }
@@ -284,15 +272,17 @@ impl LocalMemory {
     }
 
     fn enable_peer_access(&self, ordinal: usize) -> Result<()> {
-        if ordinal == self.gpu.ordinal() {
-            return Ok(());
-        }
-        let peer = GpuDevice::open(Flavour::Nccl, ordinal)?;
-        let context = peer.cuda().expect("a GPU of NVIDIA's").cu_ctx();
-        // SAFETY: the primary context of a device that stays open; this rank's own is current.
-        match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
-            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            result => check("cuCtxEnablePeerAccess", result),
-        }
+        if ordinal == self.gpu.ordinal() { Ok(()) } else { enable_peer_access(ordinal) }
+    }
+}
+
+/// Makes memory of another GPU of this process accessible to the current one.
+pub(crate) fn enable_peer_access(ordinal: usize) -> Result<()> {
+    let peer = GpuDevice::open(Flavour::Nccl, ordinal)?;
+    let context = peer.cuda().expect("a GPU of NVIDIA's").cu_ctx();
+    // SAFETY: the primary context of a device that stays open; this rank's own is current.
+    match unsafe { sys::cuCtxEnablePeerAccess(context, 0) } {
+        CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        result => check("cuCtxEnablePeerAccess", result),
     }
 }

@@ -1,0 +1,156 @@
+//! GPU memory that other ranks of a host copy to and from, without its rank's doing.
+//!
+//! A registration is described in a segment of the memory that the ranks share (`record.rs`). A descriptor is only the key to it: what is
+//! read there counts, so that a wrong or late descriptor finds nothing. The owner (`own.rs`) gives the memory back when no rank has it
+//! open. The others (`remote.rs`) open the allocation (`cuIpcOpenMemHandle`, or peer access between threads) and enqueue copies; lists of
+//! short blocks are one kernel (`list.rs`).
+//!
+//! Not here: ranks of other hosts, who would need the memory to be staged.
+
+mod list;
+mod own;
+mod record;
+mod remote;
+
+pub(crate) use remote::CopyStream;
+
+use super::NcclComm;
+use super::device::DeviceMemory;
+use crate::buffer::stream::GpuStream;
+use crate::contract::{Backend, GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
+use crate::control::endpoint::Endpoint;
+use crate::gpu::cuda::gpu_ids;
+use crate::gpu::ipc::IpcHandle;
+use crate::gpu::kernels::{check, during_captures};
+use crate::os::random_number;
+use crate::types::dtype::DType;
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use cudarc::driver::sys;
+use own::OwnWindow;
+use record::{Registration, SharedRecord};
+use remote::RemoteWindow;
+
+impl NcclComm {
+    /// The channel in whose memory the registrations are; an error if the ranks share none.
+    fn shared(&self) -> Result<&Endpoint> {
+        let endpoint = self.host_channel.endpoint();
+        self.communicator.check_owner()?;
+        self.communicator.check()?;
+        if self.communicator.device.cuda().is_none() {
+            return Err(refused("the GPU is not NVIDIA's", "use collectives and messages"));
+        }
+        if !endpoint.shares_memory() || self.host_topology().num_hosts() > 1 {
+            let why = "the communicator's ranks are on several hosts, and copies stay inside one";
+            return Err(refused(
+                why,
+                "send messages to other hosts, and use a job of one host's ranks for the rest",
+            ));
+        }
+        Ok(endpoint)
+    }
+}
+
+fn refused(why: &str, remedy: &str) -> Error {
+    let what = "GPU memory that other ranks access".into();
+    UnsupportedError { what, why: why.into(), remedy: remedy.into() }.into()
+}
+
+/// The error for a descriptor by which nothing can be opened.
+fn stale(rank: usize, why: &str) -> Error {
+    UsageError::Setting {
+        name: "GpuDescriptor".into(),
+        value: format!("of memory of rank {rank}"),
+        expected: format!("one of memory that is registered: {why}; get a new one from that rank"),
+    }
+    .into()
+}
+
+impl GpuWindows for NcclComm {
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.shared()?;
+        let device = &self.communicator.device;
+        let _current = device.enter();
+        let memory = during_captures(|| {
+            let memory = DeviceMemory::new(device, bytes)?;
+            // SAFETY: memory that was just allocated, of so many bytes; the call waits for its own work.
+            let cleared = unsafe { sys::cuMemsetD8_v2(memory.start() as u64, 0, bytes) };
+            check("cuMemsetD8", cleared)?;
+            // Clearing may still go on, in the default stream, which streams of cudarc do not wait for.
+            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })?;
+            Ok::<_, Error>(memory)
+        })?;
+        Ok(memory.into_raw() as u64)
+    }
+
+    unsafe fn register(&self, region: GpuRegion, stream: &GpuStream) -> Result<Box<dyn GpuWindow>> {
+        let endpoint = self.shared()?;
+        let (communicator, device) = (&self.communicator, &self.communicator.device);
+        if device.is_of_pool(region.address as usize) {
+            return Err(refused(
+                "the slice is of one of CUDA's pools, as all that cudarc allocates, and other processes cannot open it",
+                "allocate it with Comm::alloc_gpu",
+            ));
+        }
+        let _current = device.enter();
+        let last = communicator.last_enqueued().map(|(announced, _)| announced);
+        communicator.wait_for(stream.raw(), &last.unwrap_or_else(|| communicator.auxiliary_call()))?;
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: out-pointers on the stack; the driver refuses an address that it does not know.
+        let found =
+            unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, region.address as _) };
+        check("cuMemGetAddressRange", found)?;
+        let handle = match endpoint.world.is_of_threads() {
+            true => IpcHandle::NONE,
+            false => during_captures(|| IpcHandle::of(base)).map_err(|error| {
+                refused(
+                    &format!("other processes cannot open it ({error})"),
+                    "allocate it with Comm::alloc_gpu",
+                )
+            })?,
+        };
+        let need = "a registration needs a number of its own";
+        let registration = Registration {
+            nonce: [random_number(need)?, random_number(need)?],
+            channel: endpoint.id(),
+            rank: communicator.rank as u64,
+            dtype: region.dtype,
+            len: region.len as u64,
+            base,
+            offset: region.address - base,
+            gpu: gpu_ids()?[device.ordinal()],
+            handle,
+        };
+        let record = SharedRecord::publish(&endpoint.world, communicator.ranks, &registration)?;
+        Ok(Box::new(OwnWindow::new(communicator.clone(), record, registration.nonce)))
+    }
+
+    fn open(
+        &self,
+        key: GpuWindowKey,
+        rank: usize,
+        (dtype, len): (DType, usize),
+        stream: &GpuStream,
+    ) -> Result<Box<dyn RemoteGpuWindow>> {
+        let endpoint = self.shared()?;
+        let communicator = &self.communicator;
+        let nothing = || {
+            stale(
+                rank,
+                "that rank has released it, or it is of another communicator or job, or it was changed on the way",
+            )
+        };
+        let record = SharedRecord::find(&endpoint.world, communicator.ranks, key.segment);
+        let record = record.ok_or_else(nothing)?;
+        let registration = record.registration().ok_or_else(nothing)?;
+        let is_the_one = registration.nonce == key.nonce
+            && registration.channel == endpoint.id()
+            && registration.rank == rank as u64
+            && (registration.dtype, registration.len) == (dtype, len as u64);
+        if !is_the_one {
+            return Err(nothing());
+        }
+        NcclComm::adopt(self, stream)?;
+        let opened = RemoteWindow::open(communicator, record, &registration, stream)?;
+        Ok(Box::new(opened.ok_or_else(nothing)?))
+    }
+}

@@ -1,0 +1,237 @@
+//! [`RemoteWindow`]: memory of another rank, open here.
+
+use super::list::{self, Block};
+use super::record::{Registration, SharedRecord};
+use super::{refused, stale};
+use crate::backend::nccl::communicator::{Communicator, ENDING};
+use crate::backend::nccl::direct::enable_peer_access;
+use crate::buffer::stream::GpuStream;
+use crate::contract::{CopyDirection, GpuBlock, Operation, RemoteGpuWindow};
+use crate::control::flags::Signals;
+use crate::gpu::cuda::{PeerLink, gpu_ids, link};
+use crate::gpu::ipc;
+use crate::gpu::kernels::{check, during_captures};
+use crate::os::sync::lock;
+use crate::types::error::Result;
+use cudarc::driver::sys::{self, CUdeviceptr};
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The stream on which an open window's copies are enqueued; a communicator's `sync` waits for it.
+pub(crate) struct CopyStream {
+    stream: GpuStream,
+    /// The rank of the window.
+    rank: usize,
+    /// Copies may be under way.
+    is_busy: AtomicBool,
+}
+
+impl CopyStream {
+    /// Whether its copies are complete.
+    fn is_idle(&self, communicator: &Communicator) -> Result<bool> {
+        if !self.is_busy.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        let _current = communicator.device.enter();
+        communicator.device.is_idle(self.stream.raw())
+    }
+
+    /// Waits for its copies.
+    pub fn sync(&self, communicator: &Communicator) -> Result<()> {
+        if !self.is_busy.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let device = &communicator.device;
+        device.refuse_captured(self.stream.raw(), "a wait", "end the capture before")?;
+        let _current = device.enter();
+        let is_idle = || device.is_idle(self.stream.raw());
+        communicator.wait_for_rank(Operation::OneSided, self.rank, is_idle).inspect_err(|_| {
+            self.is_busy.store(true, Ordering::Release);
+        })
+    }
+}
+
+pub(super) struct RemoteWindow {
+    communicator: Arc<Communicator>,
+    /// Not dropped while work of the stream may use it.
+    record: ManuallyDrop<SharedRecord>,
+    /// Where the elements begin, as this rank's GPU reaches them.
+    start: CUdeviceptr,
+    /// What is to be closed: memory of another process.
+    mapped: Option<CUdeviceptr>,
+    copies: Arc<CopyStream>,
+}
+
+impl RemoteWindow {
+    /// `None` if its rank releases it meanwhile.
+    pub fn open(
+        communicator: &Arc<Communicator>,
+        record: SharedRecord,
+        registration: &Registration,
+        stream: &GpuStream,
+    ) -> Result<Option<RemoteWindow>> {
+        if !record.hold(communicator.rank) {
+            return Ok(None);
+        }
+        let (base, mapped) =
+            reach(communicator, registration).inspect_err(|_| record.let_go(communicator.rank))?;
+        let copies = Arc::new(CopyStream {
+            stream: stream.clone(),
+            rank: registration.rank as usize,
+            is_busy: AtomicBool::new(false),
+        });
+        communicator.keep_copies(&copies);
+        Ok(Some(RemoteWindow {
+            communicator: communicator.clone(),
+            record: ManuallyDrop::new(record),
+            start: base + registration.offset,
+            mapped,
+            copies,
+        }))
+    }
+
+    /// An error if nothing can be enqueued any more.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        self.communicator.check_owner()?;
+        self.communicator.check()?;
+        if !self.record.is_open() {
+            return Err(stale(self.copies.rank, "that rank has released it"));
+        }
+        let remedy = "enqueue the copies outside of the graph: it could be launched when the memory is gone";
+        self.communicator.device.refuse_captured(self.copies.stream.raw(), "a copy to another rank", remedy)
+    }
+}
+
+/// Where a registered allocation begins for this rank's GPU, and what is to be closed for it.
+fn reach(
+    communicator: &Communicator,
+    registration: &Registration,
+) -> Result<(CUdeviceptr, Option<CUdeviceptr>)> {
+    let rank = registration.rank as usize;
+    if rank == communicator.rank {
+        return Ok((registration.base, None));
+    }
+    let remedy = "use messages between these ranks";
+    let Some(ordinal) = gpu_ids()?.iter().position(|id| *id == registration.gpu) else {
+        let why = format!("this process does not see the GPU of rank {rank} (CUDA_VISIBLE_DEVICES)");
+        return Err(refused(&why, remedy));
+    };
+    let own = communicator.device.ordinal();
+    if ordinal != own && link(own, ordinal)? == PeerLink::None {
+        let why = format!("GPU {own} does not reach the memory of GPU {ordinal}, which rank {rank} has");
+        return Err(refused(&why, remedy));
+    }
+    let _current = communicator.device.enter();
+    if communicator.control_channel.is_of_threads() {
+        if ordinal != own {
+            enable_peer_access(ordinal)?;
+        }
+        return Ok((registration.base, None));
+    }
+    // SAFETY: the rank keeps its memory while this one holds the record.
+    let base = during_captures(|| unsafe { registration.handle.open() })?;
+    Ok((base, Some(base)))
+}
+
+/// Raises a counter of notifications, in the order of a stream (`CUhostFn`).
+unsafe extern "C" fn raise(notifications: *mut c_void) {
+    // SAFETY: the counter is in a record that its window does not drop while the stream has work.
+    unsafe { &*notifications.cast::<Signals>() }.give();
+}
+
+impl RemoteGpuWindow for RemoteWindow {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        local: *mut u8,
+        element: usize,
+        blocks: &[GpuBlock],
+    ) -> Result<()> {
+        self.check()?;
+        let device = &self.communicator.device;
+        let _current = device.enter();
+        self.copies.is_busy.store(true, Ordering::Release);
+        let (remote, stream) = (self.start, self.copies.stream.raw());
+        let place = |block: &GpuBlock| {
+            let here = local as u64 + (block.local * element) as u64;
+            let there = remote + (block.remote * element) as u64;
+            let (to, from) = match direction {
+                CopyDirection::Put => (there, here),
+                CopyDirection::Get => (here, there),
+            };
+            Block { to, from, bytes: (block.len * element) as u64 }
+        };
+        let bytes = blocks.iter().map(|block| block.len * element).sum();
+        // SAFETY: the caller's contract; the window is open until the stream's work is complete.
+        unsafe {
+            if !list::is_for_kernel(blocks.len(), bytes) {
+                return list::copy_each(device, stream, blocks.iter().map(place));
+            }
+            blocks.chunks(list::MOST).try_for_each(|part| {
+                let part: Vec<Block> = part.iter().map(place).collect();
+                list::copy_together(device, stream, &part)
+            })
+        }
+    }
+
+    fn notify(&self) -> Result<()> {
+        self.check()?;
+        let _current = self.communicator.device.enter();
+        self.copies.is_busy.store(true, Ordering::Release);
+        let counter = std::ptr::from_ref(self.record.notifications(self.communicator.rank)).cast_mut().cast();
+        // SAFETY: a stream that is kept; the counter is there until the stream's work is complete, and the function calls nothing.
+        let result =
+            unsafe { sys::cuLaunchHostFunc(self.copies.stream.raw().0.cast(), Some(raise), counter) };
+        check("cuLaunchHostFunc", result)
+    }
+
+    fn is_complete(&self) -> Result<bool> {
+        self.communicator.check()?;
+        self.copies.is_idle(&self.communicator)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.copies.sync(&self.communicator)
+    }
+}
+
+impl Drop for RemoteWindow {
+    fn drop(&mut self) {
+        let (communicator, device) = (&self.communicator, &self.communicator.device);
+        if communicator.check_owner().is_err() {
+            return;
+        }
+        let _current = device.enter();
+        let is_done = match self.copies.is_busy.load(Ordering::Acquire) {
+            true => device.wait_idle(self.copies.stream.raw(), ENDING),
+            false => Ok(()),
+        };
+        if let Err(error) = is_done {
+            crate::os::log::error!(
+                rank = communicator.rank,
+                "GPU memory of rank {} stays open: copies may be under way ({error})",
+                self.copies.rank
+            );
+            return;
+        }
+        if let Some(start) = self.mapped {
+            // SAFETY: opened once; its copies are complete.
+            during_captures(|| unsafe { ipc::close(start) });
+        }
+        self.record.let_go(communicator.rank);
+        // SAFETY: dropped once; no work of the stream uses it.
+        unsafe { ManuallyDrop::drop(&mut self.record) };
+    }
+}
+
+impl Communicator {
+    /// Keeps a stream of copies, for `sync` to wait for.
+    fn keep_copies(&self, copies: &Arc<CopyStream>) {
+        let mut all = lock(&self.copies);
+        all.retain(|kept| kept.strong_count() > 0);
+        all.push(Arc::downgrade(copies));
+    }
+}
