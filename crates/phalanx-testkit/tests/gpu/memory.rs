@@ -17,6 +17,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("registered_again", registered_again),
     Scenario::rank("put_into_what_was_dropped", put_into_what_was_dropped),
     Scenario::rank("outlives_its_communicator", outlives),
+    Scenario::rank("exchanged_in_place", exchanged_in_place),
     Scenario::rank("scaled", scaled),
     Scenario::rank("scaled_together", scaled_together),
     Scenario::rank("newer_functions", newer_functions),
@@ -126,6 +127,28 @@ fn registered(comm: Comm, _: &[String]) -> Outcome {
     drop(comm);
     let own = must("into_slice", outliving.into_slice())?;
     expect("still there", &stream.clone_dtoh(&own).map_err(|e| e.to_string())?, |_| 1.0)?;
+    done()
+}
+
+/// Blocks that go where they are sent from, by the library, in memory of each kind.
+fn exchanged_in_place(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let nccl = comm.nccl().ok_or("NCCL")?;
+    for kind in [Registration::Plain, Registration::Local, Registration::Symmetric] {
+        // NCCL uses a registration from some length on.
+        for len in [3, if are_emulated() { 1 << 14 } else { 1 << 22 }] {
+            let mut buffer = must("alloc", nccl.alloc_as::<f32>(len * ranks, kind))?;
+            let sent = values::<f32>(rank, len * ranks);
+            stream(&comm).memcpy_htod(&sent, &mut buffer.view_mut()).map_err(|e| e.to_string())?;
+            must("all_to_all", comm.beside_computing().all_to_all_in_place(&mut buffer))?;
+            let got = stream(&comm).clone_dtoh(&buffer.view()).map_err(|e| e.to_string())?;
+            for (from, block) in got.chunks(len).enumerate() {
+                expect(format!("{kind:?}, from rank {from}"), block, |index| {
+                    value(from, rank * len + index) as f32
+                })?;
+            }
+        }
+    }
     done()
 }
 
