@@ -26,7 +26,7 @@
 //! | checkpoints, read again by any number of ranks; an optimiser whose state is in them | [`Checkpoints`], [`AdamW`] |
 //! | phalanx's error behind candle's | [`phalanx_error`] |
 //!
-//! With the feature `cuda`, tensors may be on GPUs; nothing of that has run yet.
+//! With the feature `cuda`, tensors may be on GPUs.
 
 mod adam_w;
 mod checkpoint;

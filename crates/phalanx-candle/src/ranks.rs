@@ -23,11 +23,17 @@ impl Ranks {
 
     /// The ranks of a communicator.
     ///
-    /// With a GPU, tensors are on it, and work runs on a stream that candle and phalanx share. Otherwise they are on the CPU.
+    /// With a GPU, tensors are on it, and work runs on a stream that candle and phalanx share. Memory that tensors free stays with the process,
+    /// for the next ones. Otherwise tensors are on the CPU.
     pub fn new(comm: Comm) -> Result<Ranks> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = comm.gpu() {
-            return Ranks::on_device(comm, Device::new_cuda_with_stream(gpu)?);
+            let device = Device::new_cuda_with_stream(gpu)?;
+            if let Device::Cuda(cuda) = &device {
+                let kept = phalanx_train::device::keep_freed_memory(cuda.cuda_stream().context());
+                kept.map_err(candle_core::Error::wrap)?;
+            }
+            return Ranks::on_device(comm, device);
         }
         Ranks::on_device(comm, Device::Cpu)
     }

@@ -9,7 +9,7 @@ pub(crate) mod gpu;
 mod host;
 
 #[cfg(feature = "cuda")]
-pub use gpu::Gpu;
+pub use gpu::{Gpu, keep_freed_memory};
 pub use host::Host;
 pub(crate) use host::in_double;
 

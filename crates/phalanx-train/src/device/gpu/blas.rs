@@ -8,6 +8,7 @@ use cudarc::cublas::{CudaBlas, result};
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut};
 use phalanx::DType;
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
 /// Row-major matrices: sizes, and which are stored transposed, as [`Products::product`](crate::tensor::Products::product) has them.
@@ -31,13 +32,10 @@ fn operation(is_transposed: bool) -> cublasOperation_t {
 }
 
 fn open(gpu: &Gpu) -> Result<CudaBlas> {
-    // SAFETY: loading runs the libraries' own code alone.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::Blas(
-            "libcublas.so is not found: install cuBLAS, and name its folder in LD_LIBRARY_PATH".into(),
-        ));
-    }
-    CudaBlas::new(gpu.stream.clone()).map_err(failed)
+    // cudarc panics where it loads the library and does not find it. Whether it is there can be asked in that mode only.
+    let opened = catch_unwind(AssertUnwindSafe(|| CudaBlas::new(gpu.stream.clone())));
+    let missing = "libcublas.so is not found: install cuBLAS, and name its folder in LD_LIBRARY_PATH";
+    opened.map_err(|_| Error::Blas(missing.into()))?.map_err(failed)
 }
 
 fn failed(error: result::CublasError) -> Error {

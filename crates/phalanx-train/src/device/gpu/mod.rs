@@ -138,9 +138,12 @@ impl Gpu {
     }
 }
 
-/// Keeps freed memory in the GPU's pool, for the next buffers. By default, each wait for the GPU gives it back to the driver, and a step of
-/// training would map it anew.
-fn keep_freed_memory(context: &CudaContext) -> Result<()> {
+/// Keeps freed memory in the GPU's pool, for the next buffers (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`). By default, each wait for the GPU gives
+/// it back to the driver, and a step of training would map it anew. [`Gpu::new`] does this.
+///
+/// # Errors
+/// The driver's.
+pub fn keep_freed_memory(context: &CudaContext) -> Result<()> {
     if !context.has_async_alloc() {
         return Ok(());
     }
