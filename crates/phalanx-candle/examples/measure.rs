@@ -16,7 +16,8 @@ use candle_nn::{LayerNorm, Linear, Module, VarMap, loss, ops};
 use clap::{Parser, ValueEnum};
 use phalanx::ReduceOp;
 use phalanx_candle::{
-    AdamW, AdamWSettings, ColumnParallelLinear, DataParallel, Init, Ranks, RowParallelLinear, Settings, Weights,
+    AdamW, AdamWSettings, ColumnParallelLinear, DataParallel, Init, Ranks, RowParallelLinear, Settings,
+    Weights,
 };
 use std::process::ExitCode;
 use std::time::Instant;
@@ -104,7 +105,10 @@ fn mlp(ranks: &Ranks, options: &Options) -> Result<()> {
     let (split, whole) = (of(ranks)?, of(&alone)?);
     if ranks.rank() == 0 {
         let (count, ratio) = (ranks.world_size(), split / whole);
-        println!("mlp {tokens} x {hidden} x {} of {dtype:?}: whole {whole:.2} ms, split among {count} ranks {split:.2} ms ({ratio:.3})", 4 * hidden);
+        println!(
+            "mlp {tokens} x {hidden} x {} of {dtype:?}: whole {whole:.2} ms, split among {count} ranks {split:.2} ms ({ratio:.3})",
+            4 * hidden
+        );
     }
     alone.finalize()
 }
@@ -143,7 +147,9 @@ fn all_reduce(ranks: &Ranks) -> Result<()> {
     };
     if ranks.rank() == 0 {
         let more = through_candle - alone;
-        println!("all_reduce of 4 KiB: through candle {through_candle:.2} us, phalanx alone {alone:.2} us ({more:+.2} us)");
+        println!(
+            "all_reduce of 4 KiB: through candle {through_candle:.2} us, phalanx alone {alone:.2} us ({more:+.2} us)"
+        );
     }
     Ok(())
 }
@@ -182,15 +188,13 @@ impl Gpt {
         let block = |number: usize| -> Result<Block> {
             let weights = weights.pp("blocks").pp(number);
             let norms = [norm(&weights.pp("norm1"))?, norm(&weights.pp("norm2"))?];
-            let shapes =
-                [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)];
+            let shapes = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)];
             let [a, b, c, d] =
                 [0, 1, 2, 3].map(|layer| linear(shapes[layer].0, shapes[layer].1, &weights.pp(layer)));
             Ok(Block { norms, layers: [a?, b?, c?, d?] })
         };
-        let later = |row: usize| {
-            (0..tokens).map(move |column| if column > row { f32::NEG_INFINITY } else { 0.0 })
-        };
+        let later =
+            |row: usize| (0..tokens).map(move |column| if column > row { f32::NEG_INFINITY } else { 0.0 });
         let mask = Tensor::from_iter((0..tokens).flat_map(later), weights.device())?;
         Ok(Gpt {
             words: weights.get((VOCABULARY, hidden), "words", &small(0.02))?,
@@ -239,7 +243,10 @@ fn gpt(ranks: &Ranks, options: &Options) -> Result<()> {
     let count: usize = named.iter().map(|(_, variable)| variable.elem_count()).sum();
     let parallel = DataParallel::with(ranks, named, Settings::default())?;
     let mut optimizer = AdamW::new(&weights, AdamWSettings::default())?;
-    let words = Tensor::from_iter((0..options.batch * tokens).map(|word| (word * 7 % VOCABULARY) as u32), ranks.device())?;
+    let words = Tensor::from_iter(
+        (0..options.batch * tokens).map(|word| (word * 7 % VOCABULARY) as u32),
+        ranks.device(),
+    )?;
     let words = words.reshape((options.batch, tokens))?;
     let mut step = |averaged: bool| {
         time(ranks, options.steps, || {

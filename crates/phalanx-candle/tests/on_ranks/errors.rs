@@ -4,13 +4,18 @@ use crate::{Case, here, numbers};
 use candle_core::{DType, Result, Tensor, Var};
 use phalanx::ReduceOp;
 use phalanx_candle::{Ranks, kv_heads, phalanx_error};
+use std::time::Duration;
 
 pub const CASES: &[Case] = &[
     ("errors/usage", usage),
     ("errors/no_gradient_of_max", no_gradient_of_max),
     ("errors/mismatch", mismatch),
     ("errors/ended", ended),
+    ("errors/timeout", timeout),
 ];
+
+/// Of processes alone: rank 1 ends in the middle.
+pub const KILLED: Case = ("errors/killed", killed);
 
 #[track_caller]
 fn refused<T>(outcome: Result<T>, words: &[&str]) {
@@ -64,6 +69,35 @@ fn mismatch(ranks: &Ranks) -> Result<()> {
     assert!(phalanx_error(&context).is_some());
     assert!(phalanx_error(&x.reshape(99).unwrap_err()).is_none());
     ranks.barrier()
+}
+
+/// Whoever waits for a rank longer than the deadline gets phalanx's error, with that rank's number.
+fn timeout(ranks: &Ranks) -> Result<()> {
+    let (size, late) = (ranks.world_size(), ranks.world_size() - 1);
+    let others = ranks.split(Some(0), 0)?.expect("all have a colour");
+    if size > 1 && ranks.rank() != late {
+        let hasty = others.within(Duration::from_millis(300))?;
+        let x = numbers(0, &[1000])?;
+        let error = hasty.all_reduce(&x, ReduceOp::Sum).and_then(|_| hasty.sync()).unwrap_err();
+        let Some(phalanx::Error::Timeout(timeout)) = phalanx_error(&error) else { panic!("{error}") };
+        assert!(timeout.missing.iter().any(|missing| missing.rank == late), "{timeout}");
+    }
+    // Until the others have seen it.
+    ranks.barrier()
+}
+
+fn killed(ranks: &Ranks) -> Result<()> {
+    let x = numbers(ranks.rank(), &[1000])?;
+    ranks.all_reduce(&x, ReduceOp::Sum)?;
+    ranks.sync()?;
+    if ranks.rank() == 1 {
+        std::process::abort();
+    }
+    let error = ranks.all_reduce(&x, ReduceOp::Sum).and_then(|_| ranks.sync()).unwrap_err();
+    match phalanx_error(&error) {
+        Some(phalanx::Error::Peer(_)) if error.to_string().contains("rank 1") => Ok(()),
+        _ => Err(error),
+    }
 }
 
 fn ended(ranks: &Ranks) -> Result<()> {

@@ -26,15 +26,23 @@ const CASES: [&[Case]; 5] =
 /// In a rank process: the case that its argument names.
 fn as_process(comm: phalanx::Comm, args: &[String]) -> Outcome {
     let mut cases = [CASES.concat(), tensor_parallel::GPU_CASES.to_vec()].concat().into_iter();
-    let (_, case) = cases.find(|(name, _)| *name == args[0]).ok_or("no such case")?;
-    let run = || perform(&Ranks::new(comm)?, case);
+    let run = || -> Result<()> {
+        let ranks = Ranks::new(comm)?;
+        let (killed, case) = errors::KILLED;
+        if args[0] == killed {
+            // The communicator has failed then, and does not end with the others.
+            return perform(&ranks, case);
+        }
+        let (_, case) = cases.find(|(name, _)| *name == args[0]).expect("a case");
+        perform(&ranks, case)?;
+        ranks.finalize()
+    };
     run().map(|()| String::new()).map_err(|error| error.to_string())
 }
 
 fn perform(ranks: &Ranks, case: fn(&Ranks) -> Result<()>) -> Result<()> {
     HERE.replace(ranks.device().clone());
-    case(ranks)?;
-    ranks.finalize()
+    case(ranks)
 }
 
 thread_local! {
@@ -49,11 +57,30 @@ fn here() -> Device {
 fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Result<(), Failed> {
     // NCCL compares calls only if it is told to.
     let builder = phalanx::Comm::builder().check(true);
-    let outcomes = builder.run(count, |comm| perform(&Ranks::new(comm)?, case))?;
+    let outcomes = builder.run(count, |comm| {
+        let ranks = Ranks::new(comm)?;
+        perform(&ranks, case)?;
+        ranks.finalize()
+    })?;
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         outcome.map_err(|error| format!("rank {rank}: {error}"))?;
     }
     Ok(())
+}
+
+/// Processes that run a case.
+fn launch(case: &str, count: usize, on_gpus: bool) -> Launch {
+    let launch = Launch::new("case", count).arg(case);
+    if on_gpus { launch.on_gpus().env("PHALANX_BACKEND", "nccl").env("PHALANX_CHECK", "1") } else { launch }
+}
+
+/// All but rank 1 see that it is gone.
+fn killed(launch: Launch) -> std::result::Result<(), Failed> {
+    let ended = launch.run()?;
+    match ended.iter().all(|one| one.outcome.is_ok() == (one.rank != 1)) {
+        true => Ok(()),
+        false => Err(processes::describe(&ended).into()),
+    }
 }
 
 /// Left to CI: it trains for seconds.
@@ -66,24 +93,23 @@ fn main() -> ExitCode {
     }
     let gpus = gpus::count().ok().filter(|_| cfg!(feature = "cuda"));
     let (on_gpus, most) = (gpus.is_some(), gpus.unwrap_or(5));
+    let processes = 2..=most.min(if on_gpus { 4 } else { 3 });
     let mut trials = Vec::new();
     let only_on_gpus = if on_gpus { tensor_parallel::GPU_CASES } else { &[] };
     for (name, case) in [&CASES.concat(), only_on_gpus].concat() {
         for count in 1..=most.min(5) {
             trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
         }
-        for count in 2..=most.min(if on_gpus { 4 } else { 3 }) {
-            let launch = move || {
-                let launch = Launch::new("case", count).arg(name);
-                if on_gpus {
-                    launch.on_gpus().env("PHALANX_BACKEND", "nccl").env("PHALANX_CHECK", "1")
-                } else {
-                    launch
-                }
-            };
-            let run = move || Ok(launch().reports().map(drop)?);
+        for count in processes.clone() {
+            let run = move || Ok(launch(name, count, on_gpus).reports().map(drop)?);
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));
         }
+    }
+    for count in processes {
+        let (name, _) = errors::KILLED;
+        trials.push(Trial::test(format!("processes/{name}/{count}"), move || {
+            killed(launch(name, count, on_gpus))
+        }));
     }
     trials.extend(examples::trials());
     let mut args = Arguments::from_args();

@@ -34,7 +34,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         Trial::test("threads/mismatch", move || mismatch(gpus)),
         Trial::test("threads/checked", move || checked(gpus)),
         Trial::test("threads/group_with_a_failed_one", move || group_with_a_failed_one(gpus)),
-        Trial::test("threads/group_with_one_that_failed_before", move || group_with_one_that_failed_before(gpus)),
+        Trial::test("threads/group_with_one_that_failed_before", move || {
+            group_with_one_that_failed_before(gpus)
+        }),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
         Trial::test("processes/stopped", move || stopped(gpus)),

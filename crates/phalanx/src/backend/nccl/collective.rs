@@ -372,8 +372,7 @@ impl Communicator {
     unsafe fn all_to_all_in_place(&self, call: &Call<'_>, needs: &mut Needs) -> Result<Progress> {
         let sent = call.flow().send_len(self.rank, self.ranks);
         let may_be_registered = !lock(&self.registrations).is_empty();
-        let received =
-            if may_be_registered { call.flow().recv_len(self.rank, self.ranks) } else { 0 };
+        let received = if may_be_registered { call.flow().recv_len(self.rank, self.ranks) } else { 0 };
         let _current = self.device.enter();
         let scratch = StreamMemory::new(&self.device, sent + received, call.stream, IN_PLACE)?;
         let (buffer, stream, copy) = (call.recv, call.stream, scratch.start);
