@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -250,21 +251,23 @@ fn streams(comm: Comm, _: &[String]) -> Outcome {
     let peer = &all[1 - comm.rank()];
     let remote = must("open_gpu", must("on", comm.on(&other))?.open_gpu::<i32>(peer))?;
     let mut got: CudaSlice<i32> = upload(&comm, &[0i32; 1000])?;
-    for ended_by in ["sync", "drop"] {
+    let copy_late = |got: &mut CudaSlice<i32>| -> Result<JoinHandle<()>, String> {
         let held = hold(&other)?;
-        must("get", remote.get(&mut got, 0))?;
+        must("get", remote.get(got, 0))?;
         assert!(!must("is_complete", remote.is_complete())?, "it is not on the stream");
-        let release = std::thread::spawn(move || {
+        Ok(std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             drop(held);
-        });
-        if ended_by == "sync" {
-            must("sync", comm.sync())?;
-            assert!(must("is_complete", remote.is_complete())?, "sync has not waited");
-        }
-        release.join().map_err(|_| "a panic")?;
-    }
+        }))
+    };
+    let release = copy_late(&mut got)?;
+    must("sync", comm.sync())?;
+    assert!(must("is_complete", remote.is_complete())?, "sync has not waited");
+    release.join().map_err(|_| "a panic")?;
+    let (release, since) = (copy_late(&mut got)?, Instant::now());
     drop(remote);
+    assert!(since.elapsed() > Duration::from_millis(40), "the end of a window has not waited for its copies");
+    release.join().map_err(|_| "a panic")?;
     must("barrier", comm.barrier())?;
     let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
     expect("got", &got, |_| 5)?;
