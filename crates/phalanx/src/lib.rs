@@ -146,6 +146,8 @@ pub use api::file::part::ArrayPart;
 #[cfg(feature = "safetensors")]
 pub use api::file::tensors::TensorPart;
 #[cfg(feature = "cuda")]
+pub use api::gpu_window::completion::GpuCompletion;
+#[cfg(feature = "cuda")]
 pub use api::gpu_window::remote::RemoteGpuWindow;
 #[cfg(feature = "cuda")]
 pub use api::gpu_window::{GpuDescriptor, GpuWindow};

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/refused", refused),
     Scenario::rank("gpu_windows/stale", stale),
+    Scenario::rank("gpu_windows/raced", raced),
+    Scenario::rank("gpu_windows/on_hosts", on_hosts),
     Scenario::rank("gpu_windows/altered", altered),
     Scenario::rank("gpu_windows/another_communicator", another_communicator),
     Scenario::rank("gpu_windows/describe", describe),
@@ -27,13 +29,15 @@ pub const SCENARIOS: &[Scenario] = &[
 
 pub fn trials() -> Vec<Trial> {
     let mut trials: Vec<Trial> =
-        ["refused", "stale", "altered", "another_communicator", "absent", "left", "not_closed"]
+        ["refused", "stale", "raced", "altered", "another_communicator", "absent", "left", "not_closed"]
             .into_iter()
             .flat_map(|name| both(name, &[2]))
             .collect();
     trials.push(Trial::test("gpu_windows/another_job/processes/2", jobs));
     trials.push(Trial::test("gpu_windows/killed/processes/2", || fault(Fault::Kill)));
     trials.push(Trial::test("gpu_windows/stopped/processes/2", || fault(Fault::Stop)));
+    let on_hosts = || Ok(on_own_kernels("nccl", 2, launch("on_hosts", 2).on_hosts(2)).map(drop)?);
+    trials.push(Trial::test("gpu_windows/on_hosts/processes/2", on_hosts));
     let on_the_host = || Ok(Launch::alone("gpu_windows/on_the_host").reports().map(drop)?);
     trials.push(Trial::test("gpu_windows/on_the_host", on_the_host));
     trials
@@ -136,6 +140,44 @@ fn stale(comm: Comm, _: &[String]) -> Outcome {
         let text = refusal("open", comm.open_gpu::<i32>(&descriptor))?;
         assert!(text.contains("released"), "{text}");
     }
+    done()
+}
+
+/// A rank opens a window while its rank releases it: it is refused, or the release waits for it.
+fn raced(comm: Comm, _: &[String]) -> Outcome {
+    let rounds = 200;
+    let mut opened = 0;
+    for round in 0..rounds {
+        // Both come at about the same time, in all orders.
+        let late = |rank: usize| (0..(round * 37 + rank * 11) % 50 * 20).for_each(|_| std::hint::spin_loop());
+        if comm.rank() == 0 {
+            let window = window(&comm, &[round as i32; 10])?;
+            must("send", comm.send_object(window.descriptor(), 1))?;
+            must("sync", comm.sync())?;
+            late(0);
+            must("release", window.release())?;
+            continue;
+        }
+        let descriptor: GpuDescriptor = must("recv", comm.recv_object(0))?;
+        let mut got = upload(&comm, &[-1i32; 10])?;
+        late(1);
+        let Ok(remote) = comm.open_gpu::<i32>(&descriptor) else { continue };
+        opened += 1;
+        if remote.get(&mut got, 0).is_ok() {
+            must("sync", remote.sync())?;
+            let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
+            expect("got", &got, |_| round as i32)?;
+        }
+    }
+    must("barrier", comm.barrier())?;
+    Ok(format!("{opened} of {rounds} windows were opened"))
+}
+
+/// Ranks on several hosts are told that copies stay inside one.
+fn on_hosts(comm: Comm, _: &[String]) -> Outcome {
+    let text = refusal("alloc_gpu", comm.alloc_gpu::<i32>(10).map(|slice| slice.len()))?;
+    assert!(text.contains("several hosts"), "{text}");
+    must("barrier", comm.barrier())?;
     done()
 }
 

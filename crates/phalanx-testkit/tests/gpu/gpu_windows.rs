@@ -9,24 +9,33 @@ use phalanx_testkit::processes::Launch;
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::{Number, Scenario};
 use std::ffi::c_void;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/copies", copies),
     Scenario::rank("gpu_windows/lists", lists),
+    Scenario::rank("gpu_windows/many", many),
     Scenario::rank("gpu_windows/order", order),
     Scenario::rank("gpu_windows/streams", streams),
+    Scenario::rank("gpu_windows/future", future),
     Scenario::rank("gpu_windows/own", own),
     Scenario::rank("gpu_windows/leaks", leaks),
 ];
 
 /// A scenario and numbers of ranks.
-const WORLDS: [(&str, &[usize]); 6] = [
+const WORLDS: [(&str, &[usize]); 8] = [
     ("copies", &[2, 3, 4]),
     ("lists", &[2, 4]),
+    ("many", &[2]),
     ("order", &[2]),
     ("streams", &[2]),
+    ("future", &[2]),
     ("own", &[1, 2]),
     ("leaks", &[2]),
 ];
@@ -166,6 +175,29 @@ fn lists(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
+/// More blocks than one launch takes, of bytes at odd places.
+fn many(comm: Comm, _: &[String]) -> Outcome {
+    let (blocks, len) = (5000, 7);
+    let value = |rank: usize, index: usize| ((rank + index * 3) % 251) as u8;
+    let values: Vec<u8> = (0..blocks * len).map(|index| value(comm.rank(), index)).collect();
+    let window = window(&comm, &values)?;
+    let open = open_all::<u8>(&comm, window.descriptor())?;
+    let reversed = |block: usize| (blocks - 1 - block) * len;
+    let list: Vec<GpuBlock> =
+        (0..blocks).map(|block| GpuBlock { local: block * len, remote: reversed(block), len }).collect();
+    let mut got = upload(&comm, &vec![0u8; blocks * len])?;
+    for (other, remote) in open.iter().enumerate() {
+        must("get_list", remote.get_list(&mut got, &list))?;
+        must("sync", remote.sync())?;
+        let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
+        expect("got", &got, |index| value(other, reversed(index / len) + index % len))?;
+    }
+    must("barrier", comm.barrier())?;
+    drop(open);
+    must("release", window.release())?;
+    done()
+}
+
 /// A host function that waits in a stream until it is told to go on.
 unsafe extern "C" fn wait_for_word(word: *mut c_void) {
     // SAFETY: the receiver of `hold`, given once.
@@ -219,24 +251,73 @@ fn streams(comm: Comm, _: &[String]) -> Outcome {
     let peer = &all[1 - comm.rank()];
     let remote = must("open_gpu", must("on", comm.on(&other))?.open_gpu::<i32>(peer))?;
     let mut got: CudaSlice<i32> = upload(&comm, &[0i32; 1000])?;
-    for ended_by in ["sync", "drop"] {
+    let copy_late = |got: &mut CudaSlice<i32>| -> Result<JoinHandle<()>, String> {
         let held = hold(&other)?;
-        must("get", remote.get(&mut got, 0))?;
+        must("get", remote.get(got, 0))?;
         assert!(!must("is_complete", remote.is_complete())?, "it is not on the stream");
-        let release = std::thread::spawn(move || {
+        Ok(std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             drop(held);
-        });
-        if ended_by == "sync" {
-            must("sync", comm.sync())?;
-            assert!(must("is_complete", remote.is_complete())?, "sync has not waited");
-        }
-        release.join().map_err(|_| "a panic")?;
-    }
+        }))
+    };
+    let release = copy_late(&mut got)?;
+    must("sync", comm.sync())?;
+    assert!(must("is_complete", remote.is_complete())?, "sync has not waited");
+    release.join().map_err(|_| "a panic")?;
+    let (release, since) = (copy_late(&mut got)?, Instant::now());
     drop(remote);
+    assert!(since.elapsed() > Duration::from_millis(40), "the end of a window has not waited for its copies");
+    release.join().map_err(|_| "a panic")?;
     must("barrier", comm.barrier())?;
     let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
     expect("got", &got, |_| 5)?;
+    must("release", window.release())?;
+    done()
+}
+
+/// Woken by the future, and counted.
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The completion as a future: pending while the copies wait, woken once they are complete, ready at once afterwards.
+fn future(comm: Comm, _: &[String]) -> Outcome {
+    let window = window(&comm, &[5i32; 1000])?;
+    let open = open_all::<i32>(&comm, window.descriptor())?;
+    let remote = &open[1 - comm.rank()];
+    let mut got = upload(&comm, &[0i32; 1000])?;
+    let woken = Arc::new(Woken(AtomicUsize::new(0)));
+    let (waker, since) = (Waker::from(woken.clone()), Instant::now());
+    let mut context = Context::from_waker(&waker);
+    let held = hold(stream(&comm))?;
+    must("get", remote.get(&mut got, 0))?;
+    let mut completion = pin!(remote.completion());
+    for _ in 0..3 {
+        assert!(completion.as_mut().poll(&mut context).is_pending(), "the copies wait");
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(woken.0.load(Ordering::Acquire), 0, "nothing is complete");
+    drop(held);
+    while woken.0.load(Ordering::Acquire) == 0 {
+        assert!(since.elapsed() < Duration::from_secs(20), "nobody wakes the task");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let Poll::Ready(result) = completion.as_mut().poll(&mut context) else {
+        return Err("woken too early".into());
+    };
+    must("completion", result)?;
+    let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
+    expect("got", &got, |_| 5)?;
+    let Poll::Ready(result) = pin!(remote.completion()).poll(&mut context) else {
+        return Err("not ready".into());
+    };
+    must("completion", result)?;
+    must("barrier", comm.barrier())?;
+    drop(open);
     must("release", window.release())?;
     done()
 }
@@ -277,7 +358,7 @@ fn leaks(comm: Comm, _: &[String]) -> Outcome {
         must("barrier", comm.barrier())?;
         drop(open);
         // By dropping it, and by releasing it.
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             must("release", window.release()).map(drop)?
         } else {
             drop(window)

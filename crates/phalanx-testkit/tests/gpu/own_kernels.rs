@@ -453,7 +453,10 @@ fn on_streams(comm: Comm, _: &[String]) -> Outcome {
         let (number, len) = (random.below(3), 1 + random.below(20_000));
         let mut buffer =
             streams[number].clone_htod(&vec![round + rank as u64; len]).context(|| "upload".into())?;
-        must("all_reduce", on[number].all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        // Every other one by NCCL.
+        let beside = on[number].beside_computing();
+        let comm: &Comm = if round % 2 == 0 { &on[number] } else { &beside };
+        must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
         buffers.push((buffer, len, (0..ranks as u64).map(|rank| round + rank).sum::<u64>()));
     }
     must("sync", comm.sync())?;

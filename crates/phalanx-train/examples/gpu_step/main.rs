@@ -13,7 +13,7 @@
 //! `--precision bf16` they are bf16, too.
 //!
 //! - `ddp`: gradient buckets of 25 MiB, sent while the backward goes on. Without communication, gradients go to memory of their own.
-//! - `shard`: a [`ShardedGroup`] for each block. Its parameters are gathered while the block before is computed, freed after it, and
+//! - `shard`: a `ShardedGroup` for each block. Its parameters are gathered while the block before is computed, freed after it, and
 //!   gathered anew for the backward. Without communication, the parameters stay, and the own part of the own gradient counts.
 //!
 //! Rounds with and without communication take turns. A round's steps are enqueued without a wait between them. Exposed communication is

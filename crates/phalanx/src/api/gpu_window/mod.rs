@@ -1,5 +1,6 @@
 //! Memory of GPUs that other ranks access: [`GpuWindow`], and [`RemoteGpuWindow`](remote::RemoteGpuWindow) at the other end.
 
+pub(crate) mod completion;
 pub(crate) mod remote;
 
 use super::comm::Comm;

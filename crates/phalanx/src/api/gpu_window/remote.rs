@@ -1,6 +1,7 @@
 //! [`RemoteGpuWindow`]: a window of another rank's GPU, open for copies.
 
 use super::GpuDescriptor;
+use super::completion::GpuCompletion;
 use crate::api::comm::Comm;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
@@ -12,20 +13,22 @@ use crate::types::memory::Space;
 use crate::watch::deadline::Limited;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A [`GpuWindow`](super::GpuWindow) of another rank, open for copies. [`Comm::open_gpu`] opens it.
 ///
 /// Copies are enqueued on the stream of the communicator that opened it, or of the view ([`Comm::on`]), in the order of the calls. The local
 /// buffer is GPU memory; it is in order with its other users, as in every operation. The copies are complete after [`sync`](Self::sync) or
-/// [`Comm::sync`], or when an event behind them on that stream is.
+/// [`Comm::sync`], when [`completion`](Self::completion) answers, or when an event behind them on that
+/// stream is.
 ///
 /// All errors of arguments come before anything is enqueued, of a list too. On NVIDIA's GPUs a copy is `cuMemcpyAsync`.
 ///
 /// # How it ends
 /// Dropping it waits for its copies, up to ten seconds, and closes the memory; the window's rank waits for that.
 pub struct RemoteGpuWindow<T: Plain> {
-    window: Box<dyn contract::RemoteGpuWindow>,
+    window: Arc<dyn contract::RemoteGpuWindow>,
     rank: usize,
     len: usize,
     stream: Stream,
@@ -60,7 +63,7 @@ impl Comm {
         };
         let window = windows.open(descriptor.key, descriptor.rank, (dtype, len), stream)?;
         Ok(RemoteGpuWindow {
-            window,
+            window: window.into(),
             rank: descriptor.rank,
             len,
             stream: self.stream.clone(),
@@ -140,6 +143,21 @@ impl<T: Plain> RemoteGpuWindow<T> {
     pub fn sync(&self) -> Result<()> {
         let _limited = Limited::to(self.deadline);
         self.window.sync()
+    }
+
+    /// [`sync`](Self::sync) as a future, for the copies so far and all else that is enqueued on the stream.
+    ///
+    /// ```no_run
+    /// # async fn fetch(comm: phalanx::Comm, cache: phalanx::GpuDescriptor) -> phalanx::Result<()> {
+    /// let remote = comm.open_gpu::<f32>(&cache)?;
+    /// let mut own = comm.alloc_gpu::<f32>(remote.len())?;
+    /// remote.get(&mut own, 0)?;
+    /// remote.completion().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn completion(&self) -> GpuCompletion {
+        GpuCompletion::new(self.window.clone(), self.deadline)
     }
 
     /// An error unless all blocks are in a buffer of so many elements, and in the window.

@@ -24,6 +24,7 @@ mod sets;
 mod tests;
 mod worker;
 
+pub(super) use outcome::Outcome;
 pub use prepared::Prepared;
 pub use prepared_message::PreparedMessage;
 pub(crate) use queue::Requests;
@@ -36,7 +37,6 @@ use crate::watch::Posted;
 use crate::watch::deadline::Limited;
 use maybe_dangling::MaybeDangling;
 use mover::{Moving, PolledMessages};
-use outcome::Outcome;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::pin::Pin;

@@ -186,3 +186,26 @@ pub(crate) fn factor(call: &Call<'_>) -> (u64, bool) {
     let is_address = call.reduction.code == ReductionCode::PreMulSum && call.factor_space == Space::Device;
     (call.reduction.factor, is_address)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::collective_config::RawCollectiveConfig;
+    use crate::contract::Blocks;
+
+    #[test]
+    fn a_collective_beside_a_computation_goes_by_the_library() {
+        let config = RawCollectiveConfig::of_library();
+        for algorithm in [GpuAlgorithm::Auto, GpuAlgorithm::TwoHopsLl128] {
+            let topology = GpuTopology { ranks: 2, nvlink: true, algorithm };
+            for (dtype, only_own) in [(DType::F32, false), (DType::I16, true)] {
+                let blocks = Blocks::Equal(1000);
+                let alone = Call { dtype, blocks, ..Call::empty(Operation::AllReduce) };
+                let beside = Call { config: Some(&config), ..alone };
+                assert!(choose(&alone, &topology).is_some());
+                // NCCL has no sum of 16-bit integers.
+                assert_eq!(choose(&beside, &topology).is_some(), only_own);
+            }
+        }
+    }
+}

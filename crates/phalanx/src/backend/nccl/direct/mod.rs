@@ -31,7 +31,7 @@ pub(crate) use choose::{Algorithm, is_empty_of_own_type};
 pub(crate) use experts::{ExpertScratch, ExpertShape, ExpertTask};
 pub(crate) use launch::{KernelLaunch, launch};
 pub(crate) use norm::alone;
-pub(crate) use peer_memory::{PeerMemory, enable_peer_access};
+pub(crate) use peer_memory::{PeerMemory, clear, enable_peer_access};
 pub(crate) use peers::PeerFifos;
 pub use peers::PeersArgument;
 pub(crate) use setup::Direct;

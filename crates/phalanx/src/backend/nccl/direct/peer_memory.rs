@@ -161,7 +161,7 @@ fn close(opened: &[CUdeviceptr]) {
 
 /// Fills memory with zeroes. The stream is not cudarc's: that would answer an error of something else that its context
 /// keeps, and may wait for the whole GPU.
-fn clear(device: &GpuDevice, memory: &DeviceMemory, bytes: usize) -> Result<()> {
+pub(crate) fn clear(device: &GpuDevice, memory: &DeviceMemory, bytes: usize) -> Result<()> {
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
     let raw = RawStream(stream.cast());
     // SAFETY: memory that was just allocated, of so many bytes; waited for here.

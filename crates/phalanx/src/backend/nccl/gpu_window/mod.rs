@@ -16,6 +16,7 @@ pub(crate) use remote::CopyStream;
 
 use super::NcclComm;
 use super::device::DeviceMemory;
+use super::direct::clear;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Backend, GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
 use crate::control::endpoint::Endpoint;
@@ -72,11 +73,7 @@ impl GpuWindows for NcclComm {
         let _current = device.enter();
         let memory = during_captures(|| {
             let memory = DeviceMemory::new(device, bytes)?;
-            // SAFETY: memory that was just allocated, of so many bytes; the call waits for its own work.
-            let cleared = unsafe { sys::cuMemsetD8_v2(memory.start() as u64, 0, bytes) };
-            check("cuMemsetD8", cleared)?;
-            // Clearing may still go on, in the default stream, which streams of cudarc do not wait for.
-            check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })?;
+            clear(device, &memory, bytes)?;
             Ok::<_, Error>(memory)
         })?;
         Ok(memory.into_raw() as u64)
