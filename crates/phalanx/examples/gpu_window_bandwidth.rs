@@ -4,7 +4,7 @@
 //! `phalanx launch -n 2 -- target/release/examples/gpu_window_bandwidth [LARGEST BYTES] [ROUNDS]`; without a launcher the ranks are threads. Both
 //! processes see both GPUs.
 
-use phalanx::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, sys};
+use phalanx::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use phalanx::{BackendKind, Comm, GpuBlock, RemoteGpuWindow, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -51,10 +51,19 @@ impl Both {
     fn new(comm: &Comm, len: usize, peer: usize, rounds: usize) -> Result<Both> {
         let stream = comm.cuda_stream().expect("a GPU").clone();
         let far_stream = CudaContext::new(peer)?.default_stream();
-        let far = far_stream.alloc_zeros(len)?;
-        far_stream.synchronize()?;
-        stream.context().bind_to_thread()?;
-        Ok(Both { rounds, near: stream.alloc_zeros(len)?, stream, far_stream, far })
+        // Plain memory and peer access, without which the driver copies over the host.
+        // SAFETY: so many bytes of the context that is current, for the slice alone.
+        let far = unsafe { far_stream.upgrade_device_ptr(result::malloc_sync(len)?, len) };
+        let near = comm.alloc_gpu(len)?;
+        for (from, to) in [(&far_stream, &stream), (&stream, &far_stream)] {
+            from.context().bind_to_thread()?;
+            // SAFETY: contexts that are alive. It may be enabled already.
+            let enabled = unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) };
+            if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                enabled.result()?;
+            }
+        }
+        Ok(Both { rounds, near, stream, far_stream, far })
     }
 
     /// One copy of so many bytes, from this GPU or to it.
