@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 /// The result of a request's operations, each of which puts its own.
-pub(in crate::api) struct Outcome {
+pub(crate) struct Outcome {
     state: Mutex<OutcomeState>,
     there: Condvar,
 }
