@@ -104,7 +104,7 @@ impl GpuDescriptor {
 
 impl Comm {
     /// Allocates `len` zeros on this rank's GPU that other processes can open: memory of `cuMemAlloc`, for
-    /// [`register_gpu`](Self::register_gpu). Not collective.
+    /// [`register_gpu`](Self::register_gpu). Not collective. It takes whole blocks of 2 MiB, in which the driver hands memory to other processes.
     ///
     /// # Errors
     /// Those of [`register_gpu`](Self::register_gpu), and CUDA's.
@@ -125,7 +125,8 @@ impl Comm {
 
     /// Opens a slice to the other ranks: to copy from and to it without this rank's doing. Not collective.
     ///
-    /// The slice is memory of [`alloc_gpu`](Self::alloc_gpu), or other memory of `cuMemAlloc`. cudarc's own slices cannot be opened by other
+    /// The slice is memory of [`alloc_gpu`](Self::alloc_gpu), or other memory of `cuMemAlloc`; of that, what lies in the same 2 MiB is open to the
+    /// other processes, too. cudarc's own slices cannot be opened by other
     /// processes, since they are of CUDA's pools. The call waits for the work on the slice, so the others find what it holds then.
     /// `cuIpcGetMemHandle`.
     ///

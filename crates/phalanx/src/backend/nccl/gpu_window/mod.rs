@@ -31,6 +31,10 @@ use own::OwnWindow;
 use record::{Registration, SharedRecord};
 use remote::RemoteWindow;
 
+/// The driver hands memory to other processes in blocks of so many bytes. Short allocations share one; these do not, so that nothing else is
+/// handed over with them.
+const BLOCK: usize = 2 << 20;
+
 impl NcclComm {
     /// The channel in whose memory the registrations are; an error if the ranks share none.
     fn shared(&self) -> Result<&Endpoint> {
@@ -69,6 +73,7 @@ fn stale(rank: usize, why: &str) -> Error {
 impl GpuWindows for NcclComm {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.shared()?;
+        let bytes = bytes.max(1).next_multiple_of(BLOCK);
         let device = &self.communicator.device;
         let _current = device.enter();
         let memory = during_captures(|| {
