@@ -55,7 +55,9 @@ impl Both {
         // SAFETY: so many bytes of the context that is current, for the slice alone.
         let far = unsafe { far_stream.upgrade_device_ptr(result::malloc_sync(len)?, len) };
         let near = comm.alloc_gpu(len)?;
-        for (from, to) in [(&far_stream, &stream), (&stream, &far_stream)] {
+        let other_way = [(&far_stream, &stream), (&stream, &far_stream)];
+        let are_two = far_stream.context().ordinal() != stream.context().ordinal();
+        for (from, to) in other_way.into_iter().filter(|_| are_two) {
             from.context().bind_to_thread()?;
             // SAFETY: contexts that are alive. It may be enabled already.
             let enabled = unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) };
@@ -63,6 +65,7 @@ impl Both {
                 enabled.result()?;
             }
         }
+        stream.context().bind_to_thread()?;
         Ok(Both { rounds, near, stream, far_stream, far })
     }
 

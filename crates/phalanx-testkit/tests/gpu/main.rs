@@ -184,7 +184,7 @@ fn main() -> ExitCode {
     let names: Vec<String> = own_kernels::OF_THE_SUITE
         .iter()
         .flat_map(|module| module(4))
-        .filter(|trial| !trial.has_ignored_flag())
+        .filter(|trial| !trial.has_ignored_flag() && (ranks == gpus || trial.name().starts_with("processes/")))
         .map(|trial| trial.name().to_owned())
         .collect();
     // These have emulated GPUs of their own, whatever the machine has.
