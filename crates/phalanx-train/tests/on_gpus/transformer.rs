@@ -28,7 +28,7 @@ pub const LARGE_SCENARIO: Scenario = Scenario::rank("large_transformer", |comm, 
 });
 
 const SMALL: Task = Task {
-    sizes: Sizes { vocabulary: 17, tokens: 6, width: 8, heads: 4, blocks: 4 },
+    sizes: Sizes { vocabulary: 17, tokens: 6, width: 8, heads: 2, blocks: 2 },
     sequences: 8,
     micro_batches: 2,
     steps: 2,
@@ -76,7 +76,7 @@ fn meshes(ranks: usize) -> Vec<Vec<(Axis, usize)>> {
         4 => vec![
             vec![(Axis::Data, 2), (Axis::Tensor, 2)],
             vec![(Axis::Pipeline, 2), (Axis::Shard, 2)],
-            vec![(Axis::Pipeline, 4)],
+            vec![(Axis::Pipeline, 2), (Axis::Tensor, 2)],
         ],
         _ => axes.map(|axis| vec![(axis, ranks)]).to_vec(),
     }
