@@ -5,8 +5,9 @@ use libtest_mimic::Trial;
 use phalanx::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, result};
 use phalanx::{Comm, GpuBlock, GpuDescriptor, RemoteGpuWindow};
 use phalanx_testkit::emulated::on_own_kernels;
-use phalanx_testkit::processes::Launch;
+use phalanx_testkit::processes::{Launch, ranks_per_gpu};
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
+use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Number, Scenario};
 use std::ffi::c_void;
 use std::pin::pin;
@@ -49,11 +50,12 @@ pub fn both(name: &'static str, ranks: &[usize]) -> Vec<Trial> {
     let worlds = ranks.iter().flat_map(|ranks| [("threads", *ranks), ("processes", *ranks)]);
     let trial = |(kind, ranks): (&str, usize)| {
         let on_threads = kind == "threads";
-        Trial::test(format!("gpu_windows/{name}/{kind}/{ranks}"), move || {
+        let trial = Trial::test(format!("gpu_windows/{name}/{kind}/{ranks}"), move || {
             let launch = launch(name, ranks);
             let launch = if on_threads { launch.on_threads() } else { launch };
             Ok(on_own_kernels("nccl", ranks, launch).map(drop)?)
-        })
+        });
+        trial.only_if(!on_threads || ranks_per_gpu() == 1, "only processes share a GPU")
     };
     worlds.map(trial).collect()
 }

@@ -184,7 +184,7 @@ fn main() -> ExitCode {
     let names: Vec<String> = own_kernels::OF_THE_SUITE
         .iter()
         .flat_map(|module| module(4))
-        .filter(|trial| !trial.has_ignored_flag() && (ranks == gpus || trial.name().starts_with("processes/")))
+        .filter(|trial| !trial.has_ignored_flag() && (ranks == gpus || is_of_processes(trial.name())))
         .map(|trial| trial.name().to_owned())
         .collect();
     // These have emulated GPUs of their own, whatever the machine has.
@@ -248,7 +248,11 @@ fn missing_nccl() -> Result<(), Failed> {
 
 /// Threads do not share a GPU.
 fn of_processes_only(trial: Trial) -> Trial {
-    let of_processes = ["processes/", "exits/", "sockets/", "hosts/", "mpirun/open_mpi/", "placing/"];
-    let is_one = of_processes.iter().any(|start| trial.name().starts_with(start));
+    let is_one = is_of_processes(trial.name());
     trial.only_if(is_one, "only processes share a GPU")
+}
+
+fn is_of_processes(name: &str) -> bool {
+    let starts = ["processes/", "exits/", "sockets/", "hosts/", "mpirun/open_mpi/", "placing/"];
+    starts.iter().any(|start| name.starts_with(start))
 }

@@ -3,7 +3,7 @@
 use super::choose::{GpuAlgorithm, GpuTopology, Protocol};
 use super::launch::{KernelArguments, KernelLaunch};
 use super::setup::Direct;
-use super::tunables::{INBOX_BYTES, LONGEST_LL, LONGEST_MESSAGE, MESSAGES, SPREAD, WARPS};
+use super::tunables::{INBOX_BYTES, LONGEST_BETWEEN_TWO, LONGEST_LL, MESSAGES, SPREAD, WARPS};
 use crate::backend::nccl::device::GpuDevice;
 use crate::backend::nccl::parts::Part;
 use crate::contract::Direction;
@@ -51,7 +51,7 @@ impl Direct {
         // Among more than two, all blocks of all peers run at once.
         let longest = match ranks {
             _ if !nvlink => LONGEST_LL,
-            2 => LONGEST_MESSAGE,
+            2 => LONGEST_BETWEEN_TWO,
             _ => protocol.lanes() / 2 * protocol.step() / (ranks - 1),
         };
         let is_between_two = message.bytes > 0 && message.peer != rank;

@@ -16,9 +16,8 @@ pub(crate) const LL128_LANES: usize = 1024;
 /// Longest block, in bytes, that goes by LL; longer ones by LL128.
 pub(crate) const LONGEST_BY_LL: usize = 32 << 10;
 
-/// Longest block that goes by an own kernel between two ranks; NCCL carries longer ones out (two H200, 2026-11-29). And longest message.
+/// Longest block or message that goes by an own kernel between two ranks; NCCL carries longer ones out (two H200, 2026-11-29).
 pub(crate) const LONGEST_BETWEEN_TWO: usize = 32 << 20;
-pub(crate) const LONGEST_MESSAGE: usize = 16 << 20;
 /// The same among more ranks. An all_gather's blocks cross the link at once, and NCCL is as fast from 4 MiB on.
 pub(crate) const LONGEST: usize = 8 << 20;
 pub(crate) const LONGEST_GATHERED: usize = 2 << 20;
