@@ -19,20 +19,7 @@
 //! Rounds with and without communication take turns. A round's steps are enqueued without a wait between them. Exposed communication is
 //! the median of the rounds' differences. Memory is that of rank 0's GPU after the rounds with communication: the pool returns nothing.
 //!
-//! Measured on 2026-11-29 between two H200 over NVLink (NCCL 2.28.9 for both, PyTorch 2.11, `--rounds 7`, one run): milliseconds, and MiB
-//! that were allocated at most. It is of commit 6b7d77f6, which has neither `Comm::beside_computing` nor the limit of reductions under way.
-//!
-//! | | step | exposed | allocated | PyTorch: step | exposed | allocated |
-//! |---|---|---|---|---|---|---|
-//! | ddp, mixed | 13.1 | 1.67 | 5258 | 13.1 | 1.74 | 5412 |
-//! | ddp, bf16 | 12.3 | 1.29 | 4054 | 11.8 | 0.91 | 3937 |
-//! | shard, mixed | 13.5 | 2.56 | 3849 | 40.4 | 30.2 | 3690 |
-//! | shard, bf16 | 13.0 | 2.13 | 3267 | 47.8 | 37.8 | 3217 |
-//!
-//! With NCCL in the place of own kernels (`PHALANX_GPU_ALGORITHM=nccl`), which is the default beside a computation now, 1.01 of ddp in bf16 was
-//! exposed, 1.69 in mixed precision and 2.31 of shard. FSDP2's step is probably bound by its processor work: the network without
-//! sharding takes 10 ms. The whole GPU's memory in use was 9172 MiB for shard in mixed precision and 6088 MiB for FSDP2, since reductions
-//! took new memory in each step that the host enqueued ahead. What the limit of reductions under way makes of that is not measured yet.
+//! Times: `docs/benchmarks/training.md`.
 
 mod network;
 mod training;
