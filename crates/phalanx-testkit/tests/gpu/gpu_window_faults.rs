@@ -3,7 +3,7 @@
 use crate::gpu_windows::{both, held, launch, open_all, window};
 use crate::world::{done, expect, must, stream, upload};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{BackendKind, Comm, Error, GpuBlock, GpuDescriptor, PeerEvent};
+use phalanx::{BackendKind, Comm, Error, GpuBlock, GpuDescriptor, PeerEvent, RemoteGpuWindow};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::{Emulated, has_gpus_for, on_own_kernels};
 use phalanx_testkit::fault::Fault;
@@ -274,17 +274,21 @@ fn absent(comm: Comm, _: &[String]) -> Outcome {
         let again = open[1].put(&upload(&comm, &[1i32])?, 0).expect_err("it has failed");
         assert_eq!(again.to_string(), error.to_string());
     } else {
-        // Until the other has given up.
-        let since = Instant::now();
-        while open[0].is_complete().is_ok() {
-            assert!(since.elapsed() < Duration::from_secs(20), "the failure is everybody's");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        await_failure(&open[0]);
     }
     drop(open);
     // Both have closed the other's; what is lost is the communicator alone.
     must("release", window.release())?;
     done()
+}
+
+/// Waits until the other rank has given up.
+fn await_failure(open: &RemoteGpuWindow<i32>) {
+    let since = Instant::now();
+    while open.is_complete().is_ok() {
+        assert!(since.elapsed() < Duration::from_secs(20), "the failure is everybody's");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A rank that has left gives no notification.
@@ -323,11 +327,7 @@ fn not_closed(comm: Comm, _: &[String]) -> Outcome {
         let Error::Timeout(timeout) = &error else { return Err(format!("{error}")) };
         assert_eq!(timeout.missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [1], "{error}");
     } else {
-        let since = Instant::now();
-        while open[0].is_complete().is_ok() {
-            assert!(since.elapsed() < Duration::from_secs(20), "the failure is everybody's");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        await_failure(&open[0]);
         drop(open);
         must("release", window.release())?;
     }
