@@ -161,7 +161,11 @@ fn raced(comm: Comm, _: &[String]) -> Outcome {
         let descriptor: GpuDescriptor = must("recv", comm.recv_object(0))?;
         let mut got = upload(&comm, &[-1i32; 10])?;
         late(1);
-        let Ok(remote) = comm.open_gpu::<i32>(&descriptor) else { continue };
+        let remote = match comm.open_gpu::<i32>(&descriptor) {
+            Ok(remote) => remote,
+            Err(error) if error.to_string().contains("released") => continue,
+            Err(error) => return Err(error.to_string()),
+        };
         opened += 1;
         if remote.get(&mut got, 0).is_ok() {
             must("sync", remote.sync())?;

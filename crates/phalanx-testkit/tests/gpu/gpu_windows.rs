@@ -303,6 +303,8 @@ fn future(comm: Comm, _: &[String]) -> Outcome {
     }
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(woken.0.load(Ordering::Acquire), 0, "nothing is complete");
+    // Also while another thread waits.
+    assert!(!must("is_complete", remote.is_complete())?, "nothing is complete");
     drop(held);
     while woken.0.load(Ordering::Acquire) == 0 {
         assert!(since.elapsed() < Duration::from_secs(20), "nobody wakes the task");

@@ -140,7 +140,12 @@ fn exchanged_in_place(comm: Comm, _: &[String]) -> Outcome {
             let mut buffer = must("alloc", nccl.alloc_as::<f32>(len * ranks, kind))?;
             let sent = values::<f32>(rank, len * ranks);
             stream(&comm).memcpy_htod(&sent, &mut buffer.view_mut()).map_err(|e| e.to_string())?;
-            must("all_to_all", comm.beside_computing().all_to_all_in_place(&mut buffer))?;
+            let by_nccl = comm.beside_computing();
+            // There and back twice: what is sent from is what came.
+            must("all_to_all", by_nccl.all_to_all_in_place(&mut buffer))?;
+            let counts = vec![len; ranks];
+            must("all_to_all_v", by_nccl.all_to_all_v_in_place(&mut buffer, &counts))?;
+            must("group", by_nccl.group(|group| group.all_to_all_in_place(&mut buffer)))?;
             let got = stream(&comm).clone_dtoh(&buffer.view()).map_err(|e| e.to_string())?;
             for (from, block) in got.chunks(len).enumerate() {
                 expect(format!("{kind:?}, from rank {from}"), block, |index| {

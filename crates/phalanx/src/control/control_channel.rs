@@ -387,9 +387,10 @@ impl ControlChannel {
         })
     }
 
-    /// Whether a rank's process has ended.
-    pub fn has_died(&self, rank: usize) -> bool {
-        rank != self.endpoint.rank && self.endpoint.gone(rank) == Some(PeerEvent::Died)
+    /// Whether a rank's process has ended, however it left the communicator.
+    pub fn has_exited(&self, rank: usize) -> bool {
+        let endpoint = &self.endpoint;
+        rank != endpoint.rank && (endpoint.has_exited(rank) || endpoint.gone(rank) == Some(PeerEvent::Died))
     }
 
     /// Whether a peer has ended without leaving.

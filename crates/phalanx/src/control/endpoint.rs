@@ -375,12 +375,14 @@ impl Endpoint {
     pub fn is_alone(&self, rank: usize) -> bool {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_ALONE => true,
-            LIFE_LEFT => match &self.world.kind {
-                Kind::Processes(world) => world.processes[self.members[rank]].has_exited(),
-                _ => false,
-            },
+            LIFE_LEFT => self.has_exited(rank),
             _ => false,
         }
+    }
+
+    /// Whether a rank's process has ended, where that can be seen.
+    pub fn has_exited(&self, rank: usize) -> bool {
+        matches!(&self.world.kind, Kind::Processes(world) if world.processes[self.members[rank]].has_exited())
     }
 
     /// Leaves without taking part in the common shutdown.
@@ -396,12 +398,8 @@ impl Endpoint {
         match self.channel.state(rank).life.state.load(Ordering::Acquire) {
             LIFE_LEFT | LIFE_ALONE => Some(PeerEvent::Left),
             LIFE_PANICKED => Some(PeerEvent::Panicked),
-            _ => match &self.world.kind {
-                Kind::Processes(world) if world.processes[self.members[rank]].has_exited() => {
-                    Some(PeerEvent::Died)
-                }
-                _ => self.link.as_ref()?.lost(self.members[rank]),
-            },
+            _ if self.has_exited(rank) => Some(PeerEvent::Died),
+            _ => self.link.as_ref()?.lost(self.members[rank]),
         }
     }
 

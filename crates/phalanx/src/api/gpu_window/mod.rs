@@ -248,7 +248,7 @@ impl<T: Plain> GpuWindow<T> {
     /// # Errors
     /// Those of [`wait_notifications`](Self::wait_notifications), with the rank that still has it open. The memory is leaked then, with a line in
     /// the log, since that rank may write to it. On a communicator that has failed it waits for the others, too, up to ten seconds, and gives the
-    /// slice back if they have closed the window. [`UsageError::Setting`] if this rank has it open itself.
+    /// slice back if they have closed the window. [`UsageError::Setting`] if this rank has it open itself; the memory is leaked, too.
     pub fn release(self) -> Result<CudaSlice<T>> {
         let mut this = ManuallyDrop::new(self);
         let closed = {

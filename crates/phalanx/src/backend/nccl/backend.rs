@@ -153,7 +153,8 @@ impl Backend for NcclComm {
 
     fn end_group(&self, queued: &Result<()>) -> Result<()> {
         let flushed = self.flush();
-        flushed.and(group::end(&self.communicator, queued))
+        let ended = group::end(&self.communicator, if flushed.is_err() { &flushed } else { queued });
+        flushed.and(ended)
     }
 
     fn sync(&self) -> Result<()> {

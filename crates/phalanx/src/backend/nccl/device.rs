@@ -381,6 +381,31 @@ impl GpuEvent {
         Ok(unsafe { self.device.runtime.record(self.raw, stream.raw()) }?)
     }
 
+    /// Whether the work is complete behind which it was recorded last; also before it is recorded. Of CUDA's GPUs.
+    #[cfg(feature = "nccl")]
+    pub fn is_complete(&self) -> Result<bool> {
+        use cudarc::driver::sys::{CUresult, cuEventQuery};
+        let _current = self.device.enter();
+        // SAFETY: an event of this device.
+        match crate::gpu::kernels::during_captures(|| unsafe { cuEventQuery(self.raw.cast()) }) {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => crate::gpu::kernels::check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    /// [`is_complete`](GpuEvent::is_complete), waited for.
+    #[cfg(feature = "nccl")]
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        let mut backoff = Backoff::new();
+        while !self.is_complete()? {
+            if backoff.since.elapsed() > limit {
+                return Err(self.device.runtime.not_ready().into());
+            }
+            backoff.pause();
+        }
+        Ok(())
+    }
+
     /// Makes later work on the stream wait for the event.
     pub fn hold(&self, stream: &GpuStream) -> Result<()> {
         let _current = self.device.enter();

@@ -14,13 +14,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup { depth: 0, started: Vec::new(), carrying: Vec::new() }) };
+    static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup { depth: 0, started: Vec::new(), failed: None, carrying: Vec::new() }) };
 }
 
 /// The group that this thread is in.
+#[derive(Default)]
 struct NcclGroup {
     depth: usize,
     started: Vec<EnqueuedOperation>,
+    /// The failure of a communicator while operations were queued: none of them is started.
+    failed: Option<Error>,
     /// Until its end no other thread carries messages of its communicators out, or takes those in it for
     /// complete.
     carrying: Vec<Carrying>,
@@ -66,13 +69,14 @@ pub(crate) fn end_with(
 ) -> Result<()> {
     let outermost = OPEN.with_borrow_mut(|group| {
         group.depth -= 1;
-        (group.depth == 0).then(|| (std::mem::take(&mut group.started), std::mem::take(&mut group.carrying)))
+        let failure = queued.as_ref().err().filter(|error| error.is_fatal());
+        group.failed = group.failed.take().or_else(|| failure.cloned());
+        (group.depth == 0).then(|| std::mem::take(group))
     });
-    let Some((started, carrying)) = outermost else {
+    let Some(NcclGroup { started, failed, carrying, .. }) = outermost else {
         return communicator.progress(end(), function).map(drop);
     };
-    let failed = queued.as_ref().err().filter(|error| error.is_fatal());
-    let outcome = start_all(communicator, started, failed.cloned(), function, end);
+    let outcome = start_all(communicator, started, failed, function, end);
     carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
     outcome
 }

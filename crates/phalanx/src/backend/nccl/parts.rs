@@ -58,7 +58,7 @@ impl Communicator {
         #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
     ) -> Result<Progress> {
         #[cfg(feature = "nccl")]
-        if self.direct.get().is_some() {
+        if call.config.is_none() && self.direct.get().is_some() {
             let (own, others): (Vec<Part>, _) =
                 parts(call, self.rank, self.ranks).into_iter().partition(|part| part.peer == self.rank);
             if let [

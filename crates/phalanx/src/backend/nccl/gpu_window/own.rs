@@ -4,7 +4,7 @@ use super::record::SharedRecord;
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::contract::{GpuWindow, GpuWindowKey, Operation};
 use crate::gpu::backoff::Backoff;
-use crate::types::error::{Result, UsageError};
+use crate::types::error::{Error, Result, UsageError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl OwnWindow {
 
     /// Whether a rank may still copy. A process that has ended does not.
     fn is_open_at(&self, rank: usize) -> bool {
-        self.record.is_held_by(rank) && !self.communicator.control_channel.has_died(rank)
+        self.record.is_held_by(rank) && !self.communicator.control_channel.has_exited(rank)
     }
 }
 
@@ -36,11 +36,12 @@ impl GpuWindow for OwnWindow {
 
     fn wait_notifications(&self, rank: usize, count: u64) -> Result<()> {
         let (given, heard) = (self.record.notifications(rank), &self.heard[rank]);
-        let before = heard.load(Ordering::Relaxed);
-        let wanted = before.saturating_add(count);
-        self.communicator.wait_for_rank(Operation::WaitSignals, rank, || Ok(given.given() >= wanted))?;
-        heard.store(wanted, Ordering::Relaxed);
-        Ok(())
+        // Each of several threads waits for notifications of its own.
+        let wanted = heard.fetch_add(count, Ordering::Relaxed).saturating_add(count);
+        let is_given = || Ok(given.given() >= wanted);
+        self.communicator.wait_for_rank(Operation::WaitSignals, rank, is_given).inspect_err(|_| {
+            heard.fetch_sub(count, Ordering::Relaxed);
+        })
     }
 
     fn close(&self) -> Result<()> {
@@ -59,11 +60,19 @@ impl GpuWindow for OwnWindow {
             }
             .into());
         }
-        for rank in (0..self.communicator.ranks).filter(|rank| *rank != own) {
+        let mut others = (0..self.communicator.ranks).filter(|rank| *rank != own);
+        let closed = others.try_for_each(|rank| {
             let is_closed = || Ok(!self.is_open_at(rank));
-            self.communicator.wait_for_rank(Operation::OneSided, rank, is_closed)?;
+            self.communicator.wait_for_rank(Operation::OneSided, rank, is_closed)
+        });
+        match closed {
+            Ok(()) => self.record.close(),
+            // The communicator has failed meanwhile: as above.
+            Err(error) if matches!(error, Error::Timeout(_)) || !self.close_within(ENDING) => {
+                return Err(error);
+            }
+            Err(_) => {}
         }
-        self.record.close();
         Ok(())
     }
 

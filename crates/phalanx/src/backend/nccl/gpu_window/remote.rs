@@ -4,6 +4,7 @@ use super::list::{self, Block};
 use super::record::{Registration, SharedRecord};
 use super::{refused, stale};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
+use crate::backend::nccl::device::GpuEvent;
 use crate::backend::nccl::direct::enable_peer_access;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{CopyDirection, GpuBlock, Operation, RemoteGpuWindow};
@@ -17,39 +18,20 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The stream on which an open window's copies are enqueued; a communicator's `sync` waits for it.
+/// The stream on which an open window's copies are enqueued; a communicator's `sync` waits for them.
 pub(crate) struct CopyStream {
     stream: GpuStream,
     /// The rank of the window.
     rank: usize,
-    /// Copies may be under way.
-    is_busy: AtomicBool,
+    /// Behind the last copy or notification. What the program enqueues afterwards, or captures, is not waited for.
+    last: GpuEvent,
 }
 
 impl CopyStream {
-    /// Whether its copies are complete.
-    fn is_idle(&self, communicator: &Communicator) -> Result<bool> {
-        if !self.is_busy.load(Ordering::Acquire) {
-            return Ok(true);
-        }
-        let _current = communicator.device.enter();
-        communicator.device.is_idle(self.stream.raw())
-    }
-
     /// Waits for its copies.
     pub fn sync(&self, communicator: &Communicator) -> Result<()> {
-        if !self.is_busy.swap(false, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let device = &communicator.device;
-        device.refuse_captured(self.stream.raw(), "a wait", "end the capture before")?;
-        let _current = device.enter();
-        let is_idle = || device.is_idle(self.stream.raw());
-        communicator.wait_for_rank(Operation::OneSided, self.rank, is_idle).inspect_err(|_| {
-            self.is_busy.store(true, Ordering::Release);
-        })
+        communicator.wait_for_rank(Operation::OneSided, self.rank, || self.last.is_complete())
     }
 }
 
@@ -75,13 +57,10 @@ impl RemoteWindow {
         if !record.hold(communicator.rank) {
             return Ok(None);
         }
-        let (base, mapped) =
-            reach(communicator, registration).inspect_err(|_| record.let_go(communicator.rank))?;
-        let copies = Arc::new(CopyStream {
-            stream: stream.clone(),
-            rank: registration.rank as usize,
-            is_busy: AtomicBool::new(false),
-        });
+        let let_go = |_: &_| record.let_go(communicator.rank);
+        let last = GpuEvent::new(&communicator.device).inspect_err(let_go)?;
+        let (base, mapped) = reach(communicator, registration).inspect_err(let_go)?;
+        let copies = Arc::new(CopyStream { stream: stream.clone(), rank: registration.rank as usize, last });
         communicator.keep_copies(&copies);
         Ok(Some(RemoteWindow {
             communicator: communicator.clone(),
@@ -153,7 +132,6 @@ impl RemoteGpuWindow for RemoteWindow {
         self.check()?;
         let device = &self.communicator.device;
         let _current = device.enter();
-        self.copies.is_busy.store(true, Ordering::Release);
         let (remote, stream) = (self.start, self.copies.stream.raw());
         let place = |block: &GpuBlock| {
             let here = local as u64 + (block.local * element) as u64;
@@ -166,31 +144,33 @@ impl RemoteGpuWindow for RemoteWindow {
         };
         let bytes = blocks.iter().map(|block| block.len * element).sum();
         // SAFETY: the caller's contract; the window is open until the stream's work is complete.
-        unsafe {
-            if !list::is_for_kernel(blocks.len(), bytes) {
-                return list::copy_each(device, stream, blocks.iter().map(place));
+        let copied = unsafe {
+            match list::is_for_kernel(blocks.len(), bytes) {
+                true => blocks.chunks(list::MOST).try_for_each(|part| {
+                    let part: Vec<Block> = part.iter().map(place).collect();
+                    list::copy_together(device, stream, &part)
+                }),
+                false => list::copy_each(device, stream, blocks.iter().map(place)),
             }
-            blocks.chunks(list::MOST).try_for_each(|part| {
-                let part: Vec<Block> = part.iter().map(place).collect();
-                list::copy_together(device, stream, &part)
-            })
-        }
+        };
+        // Also behind a part of the copies.
+        self.copies.last.record(&self.copies.stream).and(copied)
     }
 
     fn notify(&self) -> Result<()> {
         self.check()?;
         let _current = self.communicator.device.enter();
-        self.copies.is_busy.store(true, Ordering::Release);
         let counter = std::ptr::from_ref(self.record.notifications(self.communicator.rank)).cast_mut().cast();
         // SAFETY: a stream that is kept; the counter is there until the stream's work is complete, and the function calls nothing.
         let result =
             unsafe { sys::cuLaunchHostFunc(self.copies.stream.raw().0.cast(), Some(raise), counter) };
-        check("cuLaunchHostFunc", result)
+        check("cuLaunchHostFunc", result)?;
+        self.copies.last.record(&self.copies.stream)
     }
 
     fn is_complete(&self) -> Result<bool> {
         self.communicator.check()?;
-        self.copies.is_idle(&self.communicator)
+        self.copies.last.is_complete()
     }
 
     fn sync(&self) -> Result<()> {
@@ -205,11 +185,7 @@ impl Drop for RemoteWindow {
             return;
         }
         let _current = device.enter();
-        let is_done = match self.copies.is_busy.load(Ordering::Acquire) {
-            true => device.wait_idle(self.copies.stream.raw(), ENDING),
-            false => Ok(()),
-        };
-        if let Err(error) = is_done {
+        if let Err(error) = self.copies.last.wait(ENDING) {
             crate::os::log::error!(
                 rank = communicator.rank,
                 "GPU memory of rank {} stays open: copies may be under way ({error})",
