@@ -141,9 +141,13 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn all_say(nodes: [Node; 3], what: &[&str]) -> Result<(), Failed> {
-    for node in nodes {
-        let said = node.end()?.1;
-        says(&said, what)?;
+    let ended = nodes.into_iter().map(|node| Ok(node.end()?.1)).collect::<Result<Vec<_>, Failed>>()?;
+    for said in &ended {
+        if let Err(failure) = says(said, what) {
+            // The reason may be another node's.
+            let failure = failure.message().unwrap_or_default();
+            return Err(format!("{failure}\nall nodes:\n{}", ended.join("\n")).into());
+        }
     }
     Ok(())
 }
