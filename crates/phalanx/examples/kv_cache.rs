@@ -60,7 +60,7 @@ fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
     for prompt in 0..prompts {
         if free.len() < LENGTH {
             // The oldest prompt's blocks are free when the decode rank has fetched them.
-            cache.wait_notifications(DECODE, 1)?;
+            cache.wait_signals(DECODE, 1)?;
             free.extend(handed_over.remove(0));
         }
         // From both ends: a cache in use has holes.
@@ -79,7 +79,7 @@ fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
         handed_over.push(blocks);
     }
     // From the release on, nothing more can be fetched: not before all has been.
-    cache.wait_notifications(DECODE, handed_over.len() as u64)?;
+    cache.wait_signals(DECODE, handed_over.len() as u64)?;
     cache.release()?;
     println!("prefill: {prompts} prompts in a cache of {BLOCKS} blocks");
     Ok(())
@@ -99,7 +99,7 @@ fn decode(comm: &Comm, prompts: usize) -> Result<()> {
             .collect();
         remote.get_list(&mut own, &list)?;
         // Behind the copies, on the same stream: the prefill rank may write the blocks again.
-        remote.notify()?;
+        remote.signal()?;
         // What continues the prompt would be a kernel on this stream.
         let numbers = stream.clone_dtoh(&own)?;
         let is_right = |(at, value): (usize, &f32)| *value == number(prompt, at / NUMBERS, at % NUMBERS);

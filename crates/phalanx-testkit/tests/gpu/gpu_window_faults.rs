@@ -90,7 +90,7 @@ fn refused(comm: Comm, _: &[String]) -> Outcome {
     assert!(text.contains("pool") && text.contains("alloc_gpu"), "{text}");
     refusal("nothing", must("alloc_gpu", comm.alloc_gpu::<i32>(0)).map(|none| comm.register_gpu(none))?)?;
     refusal("too much", comm.alloc_gpu::<u64>(usize::MAX / 4))?;
-    let text = refusal("rank", window.wait_notifications(ranks, 1))?;
+    let text = refusal("rank", window.wait_signals(ranks, 1))?;
     assert!(text.contains(&format!("rank {ranks} does not exist")), "{text}");
     must("sync", comm.sync())?;
     must("barrier", comm.barrier())?;
@@ -108,7 +108,7 @@ fn stale(comm: Comm, _: &[String]) -> Outcome {
     if comm.rank() == 0 {
         let window = window(&comm, &[7i32; 100])?;
         must("send", comm.send_object(window.descriptor(), 1))?;
-        must("wait", window.wait_notifications(1, 1))?;
+        must("wait", window.wait_signals(1, 1))?;
         let since = Instant::now();
         must("release", window.release())?;
         assert!(since.elapsed() > Duration::from_millis(90), "rank 1 has it open");
@@ -117,7 +117,7 @@ fn stale(comm: Comm, _: &[String]) -> Outcome {
         let descriptor: GpuDescriptor = must("recv", comm.recv_object(0))?;
         let remote = must("open", comm.open_gpu::<i32>(&descriptor))?;
         let mut got = upload(&comm, &[0i32; 100])?;
-        must("notify", remote.notify())?;
+        must("signal", remote.signal())?;
         let text = loop {
             match remote.get(&mut got, 0) {
                 Ok(()) => std::thread::sleep(Duration::from_millis(1)),
@@ -129,7 +129,7 @@ fn stale(comm: Comm, _: &[String]) -> Outcome {
             "{text}"
         );
         refusal("put", remote.put(&got, 0))?;
-        refusal("notify", remote.notify())?;
+        refusal("signal", remote.signal())?;
         let text = refusal("open", comm.open_gpu::<i32>(&descriptor))?;
         assert!(text.contains("released"), "{text}");
         must("sync", remote.sync())?;
@@ -263,14 +263,14 @@ fn another_job(comm: Comm, args: &[String]) -> Outcome {
     done()
 }
 
-/// A notification that does not come: the deadline's error names the rank.
+/// A signal that does not come: the deadline's error names the rank.
 fn absent(comm: Comm, _: &[String]) -> Outcome {
     let window = window(&comm, &[7i32; 100])?;
     let open = open_all::<i32>(&comm, window.descriptor())?;
     if comm.rank() == 0 {
         comm.set_timeout(Duration::from_secs(2));
         let since = Instant::now();
-        let error = window.wait_notifications(1, 1).expect_err("there is none");
+        let error = window.wait_signals(1, 1).expect_err("there is none");
         assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
         let Error::Timeout(timeout) = &error else { return Err(format!("{error}")) };
         assert_eq!(timeout.missing.iter().map(|missing| missing.rank).collect::<Vec<_>>(), [1], "{error}");
@@ -295,12 +295,12 @@ fn await_failure(open: &RemoteGpuWindow<i32>) {
     }
 }
 
-/// A rank that has left gives no notification.
+/// A rank that has left gives no signal.
 fn left(comm: Comm, _: &[String]) -> Outcome {
     let window = window(&comm, &[7i32; 100])?;
     let open = open_all::<i32>(&comm, window.descriptor())?;
     if comm.rank() == 1 {
-        must("notify", open[0].notify())?;
+        must("signal", open[0].signal())?;
         must("sync", open[0].sync())?;
         drop(open);
         must("release", window.release())?;
@@ -309,8 +309,8 @@ fn left(comm: Comm, _: &[String]) -> Outcome {
     }
     let (first, second) = (1, 1 << 40);
     drop(open);
-    must("the notification of a rank that leaves", window.wait_notifications(1, first))?;
-    match window.wait_notifications(1, second) {
+    must("the signal of a rank that leaves", window.wait_signals(1, first))?;
+    match window.wait_signals(1, second) {
         Err(Error::Peer(peer)) => assert_eq!((peer.rank, peer.event), (1, PeerEvent::Left)),
         other => return Err(format!("{other:?}")),
     }
@@ -338,7 +338,7 @@ fn not_closed(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A rank is killed or stopped; the other waits for its notification, and later gives its own memory back.
+/// A rank is killed or stopped; the other waits for its signal, and later gives its own memory back.
 fn fault(fault: Fault) -> Result<(), Failed> {
     let launch = launch("lost", 2).arg(if fault == Fault::Kill { "killed" } else { "stopped" });
     let emulated = if has_gpus_for(2) { None } else { Some(Emulated::new()?.set("DEVICES", 2)) };
@@ -369,7 +369,7 @@ fn lost(comm: Comm, args: &[String]) -> Outcome {
     phase("waiting");
     let since = Instant::now();
     let expected = if args[0] == "killed" { PeerEvent::Died } else { PeerEvent::Stopped };
-    match window.wait_notifications(1, 1) {
+    match window.wait_signals(1, 1) {
         Err(Error::Peer(peer)) => assert_eq!((peer.rank, peer.event), (1, expected)),
         other => return Err(format!("{other:?}")),
     }

@@ -119,10 +119,10 @@ fn copies_of<T: Number + DeviceRepr>(comm: &Comm, part: usize) -> Result<(), Str
     let mine = upload(comm, &mine)?;
     for remote in &open {
         must("put", remote.put(&mine, rank * part))?;
-        must("notify", remote.notify())?;
+        must("signal", remote.signal())?;
     }
     for other in (0..ranks).rev() {
-        must("wait_notifications", window.wait_notifications(other, 1))?;
+        must("wait_signals", window.wait_signals(other, 1))?;
         let held = held(comm, &window)?;
         let written = &held[other * part..][..part];
         expect(format_args!("put by rank {other}"), written, |index| value(10 + other, index))?;
@@ -163,8 +163,8 @@ fn lists(comm: Comm, _: &[String]) -> Outcome {
     must("barrier", comm.barrier())?;
     let mine = upload(&comm, &(0..blocks * len).map(|index| -2 - index as i32).collect::<Vec<_>>())?;
     must("put_list", next.put_list(&mine, &list))?;
-    must("notify", next.notify())?;
-    must("wait_notifications", window.wait_notifications((rank + ranks - 1) % ranks, 1))?;
+    must("signal", next.signal())?;
+    must("wait_signals", window.wait_signals((rank + ranks - 1) % ranks, 1))?;
     expect("put", &held(&comm, &window)?, |index| {
         let (place, at) = (index / len, index % len);
         let block = blocks.wrapping_sub(1).wrapping_sub(place / 2);
@@ -218,7 +218,7 @@ fn hold(stream: &CudaStream) -> Result<Sender<()>, String> {
     Ok(sender)
 }
 
-/// A put comes after what the stream does before it, and the notification after the put; a buffer's users on other streams are waited for.
+/// A put comes after what the stream does before it, and the signal after the put; a buffer's users on other streams are waited for.
 fn order(comm: Comm, _: &[String]) -> Outcome {
     let window = window(&comm, &[0i32; 1000])?;
     let open = open_all::<i32>(&comm, window.descriptor())?;
@@ -229,14 +229,14 @@ fn order(comm: Comm, _: &[String]) -> Outcome {
         let held = hold(&other)?;
         other.memcpy_htod(&[7i32; 1000], &mut mine).context(|| "upload".into())?;
         must("put", open[1].put(&mine, 0))?;
-        must("notify", open[1].notify())?;
+        must("signal", open[1].signal())?;
         std::thread::sleep(Duration::from_millis(50));
         assert!(!must("is_complete", open[1].is_complete())?, "the put waits for the values");
         drop(held);
         must("sync", open[1].sync())?;
         assert!(must("is_complete", open[1].is_complete())?);
     } else {
-        must("wait_notifications", window.wait_notifications(0, 1))?;
+        must("wait_signals", window.wait_signals(0, 1))?;
         expect("put", &self::held(&comm, &window)?, |_| 7)?;
     }
     must("barrier", comm.barrier())?;
@@ -332,8 +332,8 @@ fn own(comm: Comm, _: &[String]) -> Outcome {
     let window = window(&comm, &[5i32; 100])?;
     let remote = must("open_gpu", comm.open_gpu::<i32>(window.descriptor()))?;
     must("put", remote.put(&upload(&comm, &[rank as i32; 50])?, 50))?;
-    must("notify", remote.notify())?;
-    must("wait_notifications", window.wait_notifications(rank, 1))?;
+    must("signal", remote.signal())?;
+    must("wait_signals", window.wait_signals(rank, 1))?;
     expect("held", &held(&comm, &window)?, |index| if index < 50 { 5 } else { rank as i32 })?;
     let refused = window.release().expect_err("it is open").to_string();
     assert!(refused.contains("RemoteGpuWindow to be dropped"), "{refused}");

@@ -66,8 +66,8 @@ pub(crate) trait GpuWindows {
 pub(crate) trait GpuWindow: Send + Sync {
     fn key(&self) -> GpuWindowKey;
 
-    /// Waits for so many notifications of a rank, more than were waited for before.
-    fn wait_notifications(&self, rank: usize, count: u64) -> Result<()>;
+    /// Waits for so many signals of a rank, more than were waited for before.
+    fn wait_signals(&self, rank: usize, count: u64) -> Result<()>;
 
     /// Closes it: nobody opens it or begins a copy any more. Then waits with the deadline until no rank has it open.
     fn close(&self) -> Result<()>;
@@ -91,7 +91,7 @@ pub(crate) trait RemoteGpuWindow: Send + Sync {
     ) -> Result<()>;
 
     /// Notifies the window's rank when the stream's work so far is complete.
-    fn notify(&self) -> Result<()>;
+    fn signal(&self) -> Result<()>;
 
     /// Whether the copies are complete.
     fn is_complete(&self) -> Result<bool>;

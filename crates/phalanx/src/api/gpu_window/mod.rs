@@ -35,7 +35,7 @@ const ENDING: Duration = Duration::from_secs(10);
 ///     let cache = comm.alloc_gpu::<f32>(1 << 20)?; // and what fills it
 ///     let window = comm.register_gpu(cache)?;
 ///     comm.send_object(window.descriptor(), 1)?;
-///     window.wait_notifications(1, 1)?; // rank 1 has read it
+///     window.wait_signals(1, 1)?; // rank 1 has read it
 ///     let cache = window.release()?;
 ///     # drop(cache);
 /// } else {
@@ -44,7 +44,7 @@ const ENDING: Duration = Duration::from_secs(10);
 ///     let mut own = comm.alloc_gpu::<f32>(2048)?;
 ///     let first = GpuBlock { local: 0, remote: 4096, len: 1024 };
 ///     remote.get_list(&mut own, &[first, GpuBlock { local: 1024, remote: 0, len: 1024 }])?;
-///     remote.notify()?; // behind the copies, on the same stream
+///     remote.signal()?; // behind the copies, on the same stream
 ///     remote.sync()?;
 /// }
 /// # Ok(())
@@ -52,7 +52,7 @@ const ENDING: Duration = Duration::from_secs(10);
 /// ```
 ///
 /// # What is in order
-/// What other ranks put is there after [`wait_notifications`](Self::wait_notifications) for a notification that they gave afterwards. When
+/// What other ranks put is there after [`wait_signals`](Self::wait_signals) for a signal that they gave afterwards. When
 /// the memory may be read or written is between the ranks; a copy that meets another one, or a kernel of this rank, finds or leaves any
 /// mixture of the values.
 ///
@@ -220,7 +220,7 @@ impl<T: Plain> GpuWindow<T> {
         self.slice.slice_mut(range)
     }
 
-    /// Waits on the host until a rank has [notified](remote::RemoteGpuWindow::notify) this window `count` times, beyond the notifications that
+    /// Waits on the host until a rank has [signalled](remote::RemoteGpuWindow::signal) this window `count` times, beyond the signals that
     /// were waited for before. What that rank put before is in the memory then, for all work that is enqueued from now on.
     ///
     /// The deadline is that of the communicator, or of the view that registered the window.
@@ -228,10 +228,10 @@ impl<T: Plain> GpuWindow<T> {
     /// # Errors
     /// [`TimeoutError`](crate::TimeoutError) and [`PeerError`](crate::PeerError), as in a collective, with that rank's number: also if it has
     /// left, or is stopped. [`UsageError::Rank`] for a rank that is not there.
-    pub fn wait_notifications(&self, rank: usize, count: u64) -> Result<()> {
+    pub fn wait_signals(&self, rank: usize, count: u64) -> Result<()> {
         if rank >= self.ranks {
             return Err(UsageError::Rank {
-                operation: "wait_notifications",
+                operation: "wait_signals",
                 role: "rank",
                 rank,
                 world_size: self.ranks,
@@ -239,14 +239,14 @@ impl<T: Plain> GpuWindow<T> {
             .into());
         }
         let _limited = Limited::to(self.deadline);
-        self.window.wait_notifications(rank, count)
+        self.window.wait_signals(rank, count)
     }
 
     /// The slice, as this rank's alone again. Waits until no rank has the window open: from the first moment on, opening it and new copies are
     /// errors there. A rank whose process has ended does not count.
     ///
     /// # Errors
-    /// Those of [`wait_notifications`](Self::wait_notifications), with the rank that still has it open. The memory is leaked then, with a line in
+    /// Those of [`wait_signals`](Self::wait_signals), with the rank that still has it open. The memory is leaked then, with a line in
     /// the log, since that rank may write to it. On a communicator that has failed it waits for the others, too, up to ten seconds, and gives the
     /// slice back if they have closed the window. [`UsageError::Setting`] if this rank has it open itself; the memory is leaked, too.
     pub fn release(self) -> Result<CudaSlice<T>> {

@@ -120,13 +120,13 @@ impl<T: Plain> RemoteGpuWindow<T> {
     }
 
     /// Notifies the window's rank when all work on this stream so far is complete, such as the copies: its
-    /// [`wait_notifications`](super::GpuWindow::wait_notifications) returns then. A function of the host does it (`cuLaunchHostFunc`), which
+    /// [`wait_signals`](super::GpuWindow::wait_signals) returns then. A function of the host does it (`cuLaunchHostFunc`), which
     /// takes some microseconds.
     ///
     /// # Errors
     /// As of [`put`](Self::put), but for arguments.
-    pub fn notify(&self) -> Result<()> {
-        self.window.notify()
+    pub fn signal(&self) -> Result<()> {
+        self.window.signal()
     }
 
     /// Whether the copies so far are complete. Does not wait.

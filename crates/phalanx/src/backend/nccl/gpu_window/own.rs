@@ -13,7 +13,7 @@ pub(super) struct OwnWindow {
     communicator: Arc<Communicator>,
     record: SharedRecord,
     nonce: [u64; 2],
-    /// Notifications of each rank that were waited for.
+    /// Signals of each rank that were waited for.
     heard: Box<[AtomicU64]>,
 }
 
@@ -34,9 +34,9 @@ impl GpuWindow for OwnWindow {
         GpuWindowKey { segment: self.record.id(), nonce: self.nonce }
     }
 
-    fn wait_notifications(&self, rank: usize, count: u64) -> Result<()> {
-        let (given, heard) = (self.record.notifications(rank), &self.heard[rank]);
-        // Each of several threads waits for notifications of its own.
+    fn wait_signals(&self, rank: usize, count: u64) -> Result<()> {
+        let (given, heard) = (self.record.signals(rank), &self.heard[rank]);
+        // Each of several threads waits for signals of its own.
         let wanted = heard.fetch_add(count, Ordering::Relaxed).saturating_add(count);
         let is_given = || Ok(given.given() >= wanted);
         self.communicator.wait_for_rank(Operation::WaitSignals, rank, is_given).inspect_err(|_| {

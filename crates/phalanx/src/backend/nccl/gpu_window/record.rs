@@ -81,7 +81,7 @@ struct Header {
 struct PeerWords {
     /// How often it has the window open.
     holders: AtomicU64,
-    notifications: Signals,
+    signals: Signals,
 }
 
 /// Where the ranks' words begin.
@@ -156,8 +156,8 @@ impl SharedRecord {
         self.peer(rank).holders.load(Ordering::SeqCst) != 0
     }
 
-    pub fn notifications(&self, rank: usize) -> &Signals {
-        &self.peer(rank).notifications
+    pub fn signals(&self, rank: usize) -> &Signals {
+        &self.peer(rank).signals
     }
 
     /// Gives the segment back, once no rank has it open.

@@ -24,7 +24,7 @@ pub(crate) struct CopyStream {
     stream: GpuStream,
     /// The rank of the window.
     rank: usize,
-    /// Behind the last copy or notification. What the program enqueues afterwards, or captures, is not waited for.
+    /// Behind the last copy or signal. What the program enqueues afterwards, or captures, is not waited for.
     last: GpuEvent,
 }
 
@@ -115,10 +115,10 @@ fn reach(
     Ok((base, Some(base)))
 }
 
-/// Raises a counter of notifications, in the order of a stream (`CUhostFn`).
-unsafe extern "C" fn raise(notifications: *mut c_void) {
+/// Raises a counter of signals, in the order of a stream (`CUhostFn`).
+unsafe extern "C" fn raise(signals: *mut c_void) {
     // SAFETY: the counter is in a record that its window does not drop while the stream has work.
-    unsafe { &*notifications.cast::<Signals>() }.give();
+    unsafe { &*signals.cast::<Signals>() }.give();
 }
 
 impl RemoteGpuWindow for RemoteWindow {
@@ -157,10 +157,10 @@ impl RemoteGpuWindow for RemoteWindow {
         self.copies.last.record(&self.copies.stream).and(copied)
     }
 
-    fn notify(&self) -> Result<()> {
+    fn signal(&self) -> Result<()> {
         self.check()?;
         let _current = self.communicator.device.enter();
-        let counter = std::ptr::from_ref(self.record.notifications(self.communicator.rank)).cast_mut().cast();
+        let counter = std::ptr::from_ref(self.record.signals(self.communicator.rank)).cast_mut().cast();
         // SAFETY: a stream that is kept; the counter is there until the stream's work is complete, and the function calls nothing.
         let result =
             unsafe { sys::cuLaunchHostFunc(self.copies.stream.raw().0.cast(), Some(raise), counter) };
