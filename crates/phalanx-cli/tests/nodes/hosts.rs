@@ -323,7 +323,8 @@ fn all_killed(hosts: &Hosts) -> Result<(), Failed> {
 }
 
 fn outage(hosts: &Hosts) -> Result<(), Failed> {
-    let nodes = hosts.launch(29405, "loop for 6 s", "", &[])?;
+    // The default: what TCP sends again after the outage may come two seconds later.
+    let nodes = hosts.launch(29405, "loop for 6 s", "", &[("PHALANX_HEARTBEAT_TIMEOUT", "10")])?;
     start_loop(&nodes)?;
     with_cut(hosts, || {
         std::thread::sleep(Duration::from_secs(1));
