@@ -90,7 +90,7 @@ pub(crate) trait RemoteGpuWindow: Send + Sync {
         blocks: &[GpuBlock],
     ) -> Result<()>;
 
-    /// Notifies the window's rank when the stream's work so far is complete.
+    /// Tells the window's rank when the stream's work so far is complete.
     fn signal(&self) -> Result<()>;
 
     /// Whether the copies are complete.

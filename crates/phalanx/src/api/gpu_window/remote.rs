@@ -119,7 +119,7 @@ impl<T: Plain> RemoteGpuWindow<T> {
         self.copy(CopyDirection::Get, target.lend_mut(&self.stream)?, blocks)
     }
 
-    /// Notifies the window's rank when all work on this stream so far is complete, such as the copies: its
+    /// Tells the window's rank when all work on this stream so far is complete, such as the copies: its
     /// [`wait_signals`](super::GpuWindow::wait_signals) returns then. A function of the host does it (`cuLaunchHostFunc`), which
     /// takes some microseconds.
     ///
@@ -134,7 +134,7 @@ impl<T: Plain> RemoteGpuWindow<T> {
         self.window.is_complete()
     }
 
-    /// Waits until the copies so far are complete, and all else that is enqueued on the stream.
+    /// Waits until the copies and signals so far are complete.
     ///
     /// The deadline is that of the communicator, or of the view that opened the window.
     ///
@@ -145,7 +145,7 @@ impl<T: Plain> RemoteGpuWindow<T> {
         self.window.sync()
     }
 
-    /// [`sync`](Self::sync) as a future, for the copies so far and all else that is enqueued on the stream.
+    /// [`sync`](Self::sync) as a future, for the copies and signals so far.
     ///
     /// ```no_run
     /// # async fn fetch(comm: phalanx::Comm, cache: phalanx::GpuDescriptor) -> phalanx::Result<()> {

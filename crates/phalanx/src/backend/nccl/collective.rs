@@ -79,7 +79,7 @@ impl Needs {
         if self.norm.is_some() {
             return false;
         }
-        self.reduction.is_none() && self.scratch.is_none() && self.back.is_none()
+        self.reduction.is_none() && self.scratch.is_none()
     }
 }
 

@@ -201,8 +201,12 @@ impl GpuDevice {
 
     /// Waits until a stream's work is complete, without watching the peers.
     pub fn wait_idle(&self, stream: RawStream, limit: Duration) -> Result<()> {
+        self.wait_until(limit, || self.is_idle(stream))
+    }
+
+    fn wait_until(&self, limit: Duration, is_done: impl Fn() -> Result<bool>) -> Result<()> {
         let mut backoff = Backoff::new();
-        while !self.is_idle(stream)? {
+        while !is_done()? {
             if backoff.since.elapsed() > limit {
                 return Err(self.runtime.not_ready().into());
             }
@@ -396,14 +400,7 @@ impl GpuEvent {
     /// [`is_complete`](GpuEvent::is_complete), waited for.
     #[cfg(feature = "nccl")]
     pub fn wait(&self, limit: Duration) -> Result<()> {
-        let mut backoff = Backoff::new();
-        while !self.is_complete()? {
-            if backoff.since.elapsed() > limit {
-                return Err(self.device.runtime.not_ready().into());
-            }
-            backoff.pause();
-        }
-        Ok(())
+        self.device.wait_until(limit, || self.is_complete())
     }
 
     /// Makes later work on the stream wait for the event.

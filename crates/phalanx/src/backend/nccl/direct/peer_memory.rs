@@ -253,7 +253,7 @@ impl LocalMemory {
             opened.nvlink &= self.reach(ordinal)?;
         }
         if is_of_threads {
-            self.enable_peer_access(ordinal)?;
+            enable_peer_access(self.gpu.ordinal(), ordinal)?;
             return Ok(offer.address);
         }
         // SAFETY: a handle of a peer that keeps its memory until this rank has closed it.
@@ -270,14 +270,13 @@ impl LocalMemory {
             link => Ok(link == PeerLink::NvLink),
         }
     }
-
-    fn enable_peer_access(&self, ordinal: usize) -> Result<()> {
-        if ordinal == self.gpu.ordinal() { Ok(()) } else { enable_peer_access(ordinal) }
-    }
 }
 
-/// Makes memory of another GPU of this process accessible to the current one.
-pub(crate) fn enable_peer_access(ordinal: usize) -> Result<()> {
+/// Makes memory of a GPU of this process accessible to the current one, `own`.
+pub(crate) fn enable_peer_access(own: usize, ordinal: usize) -> Result<()> {
+    if ordinal == own {
+        return Ok(());
+    }
     let peer = GpuDevice::open(Flavour::Nccl, ordinal)?;
     let context = peer.cuda().expect("a GPU of NVIDIA's").cu_ctx();
     // SAFETY: the primary context of a device that stays open; this rank's own is current.

@@ -65,15 +65,13 @@ impl GpuWindow for OwnWindow {
             let is_closed = || Ok(!self.is_open_at(rank));
             self.communicator.wait_for_rank(Operation::OneSided, rank, is_closed)
         });
-        match closed {
-            Ok(()) => self.record.close(),
-            // The communicator has failed meanwhile: as above.
-            Err(error) if matches!(error, Error::Timeout(_)) || !self.close_within(ENDING) => {
-                return Err(error);
-            }
-            Err(_) => {}
-        }
-        Ok(())
+        let Err(error) = closed else {
+            self.record.close();
+            return Ok(());
+        };
+        // The communicator has failed meanwhile: as above.
+        let is_late = matches!(error, Error::Timeout(_));
+        if !is_late && self.close_within(ENDING) { Ok(()) } else { Err(error) }
     }
 
     fn close_within(&self, limit: Duration) -> bool {

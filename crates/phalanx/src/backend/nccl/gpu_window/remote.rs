@@ -105,9 +105,7 @@ fn reach(
     }
     let _current = communicator.device.enter();
     if communicator.control_channel.is_of_threads() {
-        if ordinal != own {
-            enable_peer_access(ordinal)?;
-        }
+        enable_peer_access(own, ordinal)?;
         return Ok((registration.base, None));
     }
     // SAFETY: the rank keeps its memory while this one holds the record.
