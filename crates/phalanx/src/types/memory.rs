@@ -50,3 +50,16 @@ pub(crate) struct Allocation {
 /// A GPU, however processes number it: its UUID, or (AMD's) its place on the host's buses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct GpuId(pub [u8; 16]);
+
+#[cfg(feature = "nccl")]
+impl GpuId {
+    /// It in two words, for memory that ranks share.
+    pub fn words(&self) -> [u64; 2] {
+        let (words, _) = self.0.as_chunks();
+        [words[0], words[1]].map(u64::from_ne_bytes)
+    }
+
+    pub fn from_words(words: [u64; 2]) -> GpuId {
+        GpuId(std::array::from_fn(|i| words[i / 8].to_ne_bytes()[i % 8]))
+    }
+}

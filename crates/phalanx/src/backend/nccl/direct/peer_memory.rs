@@ -209,10 +209,8 @@ impl LocalMemory {
     }
 
     fn offer(&self, tag: u64) -> Offer {
-        let (low, high) = self.id.0.split_at(8);
-        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
         let address = self.memory.start() as u64;
-        Offer { able: true, tag, address, gpu: [word(low), word(high)], handle: self.handle }
+        Offer { able: true, tag, address, gpu: self.id.words(), handle: self.handle }
     }
 
     /// Opens the peers' memory.
@@ -244,7 +242,7 @@ impl LocalMemory {
         is_of_threads: bool,
         opened: &mut Opened,
     ) -> Result<CUdeviceptr> {
-        let id = GpuId(std::array::from_fn(|i| offer.gpu[i / 8].to_ne_bytes()[i % 8]));
+        let id = GpuId::from_words(offer.gpu);
         let Some(ordinal) = ids.iter().position(|known| *known == id) else {
             let why = format!("this process does not see the GPU of rank {peer} (CUDA_VISIBLE_DEVICES)");
             return Err(refusal(&why));

@@ -31,7 +31,6 @@ const WORDS: usize = 18;
 
 impl Registration {
     fn words(&self) -> [u64; WORDS] {
-        let (gpu, _) = self.gpu.0.as_chunks();
         let mut words = [0; WORDS];
         words[..2].copy_from_slice(&self.nonce);
         words[2..6].copy_from_slice(&[
@@ -41,7 +40,7 @@ impl Registration {
             self.dtype.mark(self.len),
         ]);
         words[6..8].copy_from_slice(&[self.base, self.offset]);
-        words[8..10].copy_from_slice(&[u64::from_ne_bytes(gpu[0]), u64::from_ne_bytes(gpu[1])]);
+        words[8..10].copy_from_slice(&self.gpu.words());
         words[10..].copy_from_slice(&self.handle.0);
         words
     }
@@ -49,7 +48,6 @@ impl Registration {
     /// `None` for words that are of something else.
     fn from_words(words: &[u64; WORDS]) -> Option<Registration> {
         let (dtype, len) = DType::decode(u8::try_from(words[4]).ok()?, words[5])?;
-        let gpu = [words[8].to_ne_bytes(), words[9].to_ne_bytes()];
         Some(Registration {
             nonce: [words[0], words[1]],
             channel: words[2],
@@ -58,7 +56,7 @@ impl Registration {
             len,
             base: words[6],
             offset: words[7],
-            gpu: GpuId(std::array::from_fn(|i| gpu[i / 8][i % 8])),
+            gpu: GpuId::from_words([words[8], words[9]]),
             handle: IpcHandle(std::array::from_fn(|i| words[10 + i])),
         })
     }
