@@ -575,7 +575,8 @@ fn aborted_graph(comm: Comm, _: &[String]) -> Outcome {
 
 /// Bytes that are free on the communicator's GPU.
 pub fn free_bytes(comm: &Comm) -> Result<usize, String> {
-    stream(comm).context().bind_to_thread().context(|| "bind".into())?;
+    // A buffer that was dropped is free once its stream has come to that.
+    stream(comm).context().synchronize().context(|| "synchronize".into())?;
     Ok(mem_get_info().context(|| "mem_get_info".into())?.0)
 }
 
