@@ -49,7 +49,10 @@ def gloo(operation, per_host, args):
     """By size, in µs."""
     theirs = {"all_reduce": "allreduce", "broadcast": "bcast", "all_gather": "allgather", "all_to_all": "alltoall"}[operation]
     nodes = f"--nnodes 2 --node-rank $HOST --master-addr 10.77.0.1 --master-port 29500 --nproc-per-node {per_host}"
-    words = f"exec .ci/torchrun {nodes} docs/benchmarks/torch_gloo.py {theirs} {args.max} {args.min} {args.factor}"
+    # By their whole paths: the loader does not find its way from a folder of another namespace.
+    torchrun, torch = map(os.path.abspath, (".ci/torchrun", ".ci/torch"))
+    program = f"docs/benchmarks/torch_gloo.py {theirs} {args.max} {args.min} {args.factor}"
+    words = f"exec {torchrun} {nodes} --no-python {torch} {program}"
     done = hosts("all", "sh", "-c", words, GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
     rows = [line.split(",") for line in done.stdout.splitlines() if line.startswith("gloo,")]
     if not rows:

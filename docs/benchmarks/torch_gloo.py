@@ -16,8 +16,11 @@ import torch.distributed as dist
 operation, largest, smallest = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 factor = int(sys.argv[4]) if len(sys.argv) > 4 else 4
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
-ranks = dist.get_world_size()
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# A store of its own: torchrun's wants libuv, without which Debian builds PyTorch.
+port = int(os.environ["MASTER_PORT"]) + 1
+store = dist.TCPStore(os.environ["MASTER_ADDR"], port, ranks, rank == 0, use_libuv=False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
 
 def call(size):
@@ -49,7 +52,7 @@ while size <= largest:
     # An iteration's time is its slowest rank's.
     slowest = torch.tensor(times[iterations // 5 :], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    if dist.get_rank() == 0:
+    if rank == 0:
         median = statistics.median(slowest.tolist()) * 1e6
         print(f"gloo,1,{operation},{ranks},{size},{median:.3f}", flush=True)
     size *= factor
