@@ -4,7 +4,7 @@ use crate::Library;
 use crate::functions::{addresses, c_name, table};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// A handle of a communicator, type, operation, request, message or error handler.
+/// A handle of a communicator, type, operation, request, message, file or error handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Handle(usize);
@@ -140,6 +140,7 @@ functions! {
         comm_set_errhandler = "MPI_Comm_set_errhandler"(comm: Handle, handler: Handle);
         comm_get_attr = "MPI_Comm_get_attr"(comm: Handle, key: c_int, value: *mut c_void, flag: *mut c_int);
         type_contiguous = "MPI_Type_contiguous"(count: c_int, datatype: Handle, new: *mut Handle);
+        type_create_hindexed = "MPI_Type_create_hindexed"(count: c_int, lengths: *const c_int, places: *const isize, datatype: Handle, new: *mut Handle);
         type_commit = "MPI_Type_commit"(datatype: *mut Handle);
         type_free = "MPI_Type_free"(datatype: *mut Handle);
         op_create = "MPI_Op_create"(function: UserFunction, commutes: c_int, new: *mut Handle);
@@ -167,6 +168,12 @@ functions! {
         get_accumulate = "MPI_Get_accumulate"(value: *const c_void, count: c_int, datatype: Handle, result: *mut c_void, result_count: c_int, result_type: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, op: Handle, window: Handle);
         compare_and_swap = "MPI_Compare_and_swap"(value: *const c_void, expected: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, window: Handle);
         get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
+        file_open = "MPI_File_open"(comm: Handle, path: *const c_char, mode: c_int, info: Handle, file: *mut Handle);
+        file_close = "MPI_File_close"(file: *mut Handle);
+        file_set_view = "MPI_File_set_view"(file: Handle, start: i64, element: Handle, places: Handle, representation: *const c_char, info: Handle);
+        file_read_at_all = "MPI_File_read_at_all"(file: Handle, at: i64, buffer: *mut c_void, count: c_int, datatype: Handle, status: *mut Status);
+        file_write_at_all = "MPI_File_write_at_all"(file: Handle, at: i64, buffer: *const c_void, count: c_int, datatype: Handle, status: *mut Status);
+        file_sync = "MPI_File_sync"(file: Handle);
     }
     both {
         barrier = "MPI_Barrier", ibarrier = "MPI_Ibarrier"(comm: Handle);

@@ -95,6 +95,12 @@ fn written_and_read<T: Plain + PartialEq + Debug + Default>(
             }
             comm.barrier()?;
         }
+        // Ranges that have elements in common, none in order.
+        let ranges = [whole / 2..whole, 0..whole / 3, whole / 4..whole];
+        let part = ArrayPart::ranges(whole, ranges)?;
+        let mut read = of_part(&part, |_| T::default());
+        comm.read_at_all(&path, &part, &mut read)?;
+        same(&format!("{whole} elements, in common"), read == of_part(&part, &value), true)?;
     }
     // Nothing but the file is left.
     if comm.rank() == 0 {

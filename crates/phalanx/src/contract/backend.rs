@@ -2,7 +2,8 @@
 
 use super::hosts::HostTopology;
 use super::{
-    BackendKind, Call, Envelope, HostMemory, OperationId, RankGrid, StreamSyncOps, Transfer, Wanted, Window,
+    BackendKind, Call, Envelope, HostMemory, OperationId, RankGrid, SharedFiles, StreamSyncOps, Transfer,
+    Wanted, Window,
 };
 #[cfg(feature = "_gpu")]
 use crate::buffer::stream::GpuStream;
@@ -103,6 +104,11 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
 
     /// The backend's nonblocking collectives. Without them a thread of the communicator carries out started collectives.
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
+        None
+    }
+
+    /// The backend's own files. Without them the operating system's are used.
+    fn files(&self) -> Option<&dyn SharedFiles> {
         None
     }
 

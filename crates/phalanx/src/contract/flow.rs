@@ -61,7 +61,7 @@ impl<'a> Call<'a> {
             Scatter | ScatterV => (root, Who::All, true, false, false),
             // There is nothing to give, but every rank waits for every other.
             Barrier | Finalize | Alloc | Suspend | Resume | DeviceComm | Init | Shrink | WaitSignals
-            | Symmetric | SharedByHost | Epoch | EndEpoch | Free | Experts | Peers => {
+            | Symmetric | SharedByHost | Epoch | EndEpoch | Free | Experts | Peers | File => {
                 (Who::All, Who::All, false, false, false)
             }
             // How many go where, only the routing on the GPUs says: a block is one token.

@@ -7,6 +7,7 @@
 mod backend;
 mod call;
 mod dry_call;
+mod file;
 mod flow;
 #[cfg(feature = "cuda")]
 mod gpu_window;
@@ -25,6 +26,7 @@ pub mod work;
 pub(crate) use backend::{Backend, Departure, StartCollectives, grown_name};
 pub(crate) use call::{Blocks, Call};
 pub use dry_call::DryCall;
+pub(crate) use file::{FileAccess, SharedFile, SharedFiles};
 pub(crate) use flow::{Flow, Who};
 #[cfg(feature = "cuda")]
 pub use gpu_window::GpuBlock;

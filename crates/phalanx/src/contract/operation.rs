@@ -55,10 +55,12 @@ pub(crate) enum Operation {
     ExpertCombine,
     /// FIFOs for kernels of the program.
     Peers,
+    /// Reading and writing of a file by all ranks.
+    File,
 }
 
 impl Operation {
-    const ALL: [(Operation, &'static str); 40] = [
+    const ALL: [(Operation, &'static str); 41] = [
         (Operation::AllReduce, "all_reduce"),
         (Operation::Broadcast, "broadcast"),
         (Operation::Reduce, "reduce"),
@@ -99,6 +101,7 @@ impl Operation {
         (Operation::ExpertDispatch, "expert_dispatch"),
         (Operation::ExpertCombine, "expert_combine"),
         (Operation::Peers, "peers"),
+        (Operation::File, "file"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -159,7 +162,7 @@ impl Operation {
         use Operation::*;
         let is_errand = matches!(
             self,
-            Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts | Peers
+            Init | Shrink | Grow | Suspend | Resume | WaitSignals | DeviceComm | Experts | Peers | File
         );
         is_errand || self.is_of_window() || matches!(self, Barrier | Finalize | Split | SplitGrid | OneSided)
     }

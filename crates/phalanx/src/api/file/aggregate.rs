@@ -1,8 +1,10 @@
 //! Short pieces of a file: gathered by a rank of each host, which writes what is together at once.
 
-use super::replace::NewFile;
+use super::open::write_at;
+use super::rounds::{Piece, in_order};
 use crate::api::comm::Comm;
 use crate::types::error::Result;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 
@@ -11,8 +13,8 @@ const ROUND: u64 = 16 << 20;
 
 /// Bytes that a rank has, and where they go in the file.
 pub(super) struct Pieces<'a> {
-    /// Places in the file, in its order, and where in `bytes` their bytes begin.
-    places: Vec<(Range<u64>, usize)>,
+    /// In the file's order.
+    places: Vec<Piece>,
     /// Bytes of the longest piece.
     longest: u64,
     bytes: &'a [u8],
@@ -21,15 +23,7 @@ pub(super) struct Pieces<'a> {
 impl<'a> Pieces<'a> {
     /// The bytes of these places, one after the other.
     pub fn new(places: impl Iterator<Item = Range<u64>>, bytes: &'a [u8]) -> Pieces<'a> {
-        let mut at = 0;
-        let mut places: Vec<(Range<u64>, usize)> = places
-            .map(|place| {
-                let start = at;
-                at += (place.end - place.start) as usize;
-                (place, start)
-            })
-            .collect();
-        places.sort_unstable_by_key(|(place, _)| place.start);
+        let places = in_order(places);
         let longest = places.iter().map(|(place, _)| place.end - place.start).max().unwrap_or(0);
         Pieces { places, longest, bytes }
     }
@@ -53,7 +47,7 @@ impl<'a> Pieces<'a> {
 /// Writes all ranks' pieces to a part of the file. Collective.
 pub(super) fn write(
     comm: &Comm,
-    file: &mut NewFile<'_>,
+    file: &mut File,
     pieces: &Pieces<'_>,
     whole: Range<u64>,
 ) -> Result<io::Result<()>> {
@@ -89,7 +83,7 @@ pub(super) fn write(
 }
 
 /// Writes what came, in pieces that are together in the file.
-fn write_together(file: &mut NewFile<'_>, range: Range<u64>, places: &[u64], bytes: &[u8]) -> io::Result<()> {
+fn write_together(file: &mut File, range: Range<u64>, places: &[u64], bytes: &[u8]) -> io::Result<()> {
     let (pairs, _) = places.as_chunks::<2>();
     let mut together = vec![0u8; (range.end - range.start) as usize];
     let mut at = 0;
@@ -108,6 +102,6 @@ fn write_together(file: &mut NewFile<'_>, range: Range<u64>, places: &[u64], byt
         }
     }
     joined.into_iter().try_for_each(|[start, end]| {
-        file.write_at(start, &together[(start - range.start) as usize..(end - range.start) as usize])
+        write_at(file, start, &together[(start - range.start) as usize..(end - range.start) as usize])
     })
 }

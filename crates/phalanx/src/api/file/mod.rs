@@ -4,38 +4,37 @@
 //! |---|---|
 //! | `part.rs` | which elements a rank has |
 //! | `replace.rs` | a new file that takes the place of an old one |
+//! | `open.rs` | a file that all ranks have open, by the system's calls or the backend's |
 //! | `aggregate.rs` | short pieces, gathered before they are written |
+//! | `rounds.rs` | places in the file's order, cut into calls of a backend |
 //! | `tensors.rs` | safetensors files |
 
 mod aggregate;
+mod open;
 pub(crate) mod part;
 mod replace;
+mod rounds;
 #[cfg(feature = "safetensors")]
 pub(crate) mod tensors;
 
 use super::checks::same_len;
 use super::comm::Comm;
+use crate::contract::FileAccess;
 use crate::types::dtype::Plain;
 use crate::types::error::{Result, UsageError};
 use crate::types::op::ReduceOp;
-use aggregate::Pieces;
+use open::OpenFile;
 use part::ArrayPart;
 use replace::{NewFile, agree};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-/// Pieces of this many bytes on average are written by the ranks that have them; shorter ones are gathered first.
-const LONG_PIECE: usize = 64 << 10;
-
-/// Bytes that are read at once to pick short pieces out of them.
-const READ: u64 = 4 << 20;
-
 /// Files of arrays that are distributed over the ranks, read and written together.
 ///
-/// Plain files, on a file system that all ranks' hosts share. On every backend they are read and written by the operating system's
-/// calls, without MPI-IO. Elements are written as they are in memory.
+/// Plain files, on a file system that all ranks' hosts share: the backend MPI reads and writes them by MPI-IO, the others by the operating
+/// system's calls. Elements are written as they are in memory.
 impl Comm {
     /// Writes a distributed array to a file: its elements in order, and nothing else. `MPI_File_write_at_all`.
     ///
@@ -79,9 +78,9 @@ impl Comm {
         same_len("write_at_all", "data", data.len(), part.len(), "the elements of the part")?;
         self.check_parts("write_at_all", part, size_of::<T>())?;
         let whole = (part.whole_len() * size_of::<T>()) as u64;
-        let mut file = NewFile::create(self, path, whole)?;
-        let written = self.write_array(&mut file, 0, part, size_of::<T>(), bytes_of(data))?;
-        file.finish(written)
+        let mut new = NewFile::create(self, path, whole)?;
+        let written = new.file.write(places(0, part, size_of::<T>()), 0..whole, bytes_of(data))?;
+        new.finish(written)
     }
 
     /// Reads a part of a distributed array from a file of [`write_at_all`](Comm::write_at_all), by whatever number of ranks it was written.
@@ -100,41 +99,31 @@ impl Comm {
         let path = path.as_ref();
         same_len("read_at_all", "data", data.len(), part.len(), "the elements of the part")?;
         let whole = part.whole_len().saturating_mul(size_of::<T>()) as u64;
-        let mut read = || {
-            let mut file = File::open(path)?;
+        let opened = File::open(path).and_then(|file| {
             let len = file.metadata()?.len();
             if len != whole {
                 let text =
                     format!("it has {len} bytes, and an array of {} elements has {whole}", part.whole_len());
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
-            read_array(&mut file, 0, part, data)
-        };
-        agree(self, path, read())
+            Ok(file)
+        });
+        self.read_part(path, opened, 0, part, data)
     }
 
-    /// Writes the bytes of a part of an array that begins at `start` of a new file. Collective.
-    fn write_array(
+    /// Reads a part of an array that begins at `start` of a file. Collective.
+    fn read_part<T: Plain>(
         &self,
-        file: &mut NewFile<'_>,
+        path: &Path,
+        opened: io::Result<File>,
         start: u64,
         part: &ArrayPart,
-        size: usize,
-        bytes: &[u8],
-    ) -> Result<io::Result<()>> {
-        // All ranks choose alike.
-        let mut pieces_and_bytes = [part.iter().count() as u64, bytes.len() as u64];
-        self.all_reduce_in_place(&mut pieces_and_bytes, ReduceOp::Sum)?;
-        if pieces_and_bytes[1] < pieces_and_bytes[0].saturating_mul(LONG_PIECE as u64) {
-            let whole = start..start + (part.whole_len() * size) as u64;
-            return aggregate::write(self, file, &Pieces::new(places(start, part, size), bytes), whole);
-        }
-        let mut rest = bytes;
-        Ok(places(start, part, size).try_for_each(|place| {
-            let (own, others) = rest.split_at((place.end - place.start) as usize);
-            rest = others;
-            file.write_at(place.start, own)
-        }))
+        data: &mut [T],
+    ) -> Result<()> {
+        let mut file = OpenFile::new(self, path, (path, FileAccess::Read), opened)?;
+        let read = file.read(places(start, part, size_of::<T>()), bytes_of_mut(data))?;
+        let closed = file.close();
+        agree(self, path, read.and(closed))
     }
 
     /// An error, on all ranks, unless their parts are of one array, and have as many elements as it.
@@ -163,34 +152,9 @@ impl Comm {
 }
 
 /// Where a part's ranges are in a file whose array begins at `start`, of elements of `size` bytes.
-fn places(start: u64, part: &ArrayPart, size: usize) -> impl Iterator<Item = Range<u64>> + '_ {
+fn places(start: u64, part: &ArrayPart, size: usize) -> impl Iterator<Item = Range<u64>> + Clone + '_ {
     let offset = move |index: usize| start + (index * size) as u64;
     part.iter().map(move |range| offset(range.start)..offset(range.end))
-}
-
-/// Reads a part of an array that begins at `start`: long pieces by themselves, short ones with what is between them.
-fn read_array<T: Plain>(file: &mut File, start: u64, part: &ArrayPart, data: &mut [T]) -> io::Result<()> {
-    let mut rest = bytes_of_mut(data);
-    let (mut buffer, mut held) = (Vec::new(), 0..0u64);
-    let end = places(start, part, size_of::<T>()).map(|range| range.end).max().unwrap_or(0);
-    for range in places(start, part, size_of::<T>()) {
-        let (own, others) = rest.split_at_mut((range.end - range.start) as usize);
-        rest = others;
-        if own.len() >= LONG_PIECE {
-            file.seek(SeekFrom::Start(range.start))?;
-            file.read_exact(own)?;
-            continue;
-        }
-        if range.start < held.start || range.end > held.end {
-            held = range.start..end.min(range.start + READ);
-            buffer.resize((held.end - held.start) as usize, 0);
-            file.seek(SeekFrom::Start(held.start))?;
-            file.read_exact(&mut buffer)?;
-        }
-        let at = (range.start - held.start) as usize;
-        own.copy_from_slice(&buffer[at..at + own.len()]);
-    }
-    Ok(())
 }
 
 fn bytes_of<T: Plain>(data: &[T]) -> &[u8] {

@@ -83,7 +83,7 @@ impl ArrayPart {
     }
 
     /// The ranges. None is empty.
-    pub fn iter(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
         let (first, every, block, end, listed) = match &self.kind {
             Kind::Block(range) => (range.start, usize::MAX, range.len(), range.end, &[][..]),
             Kind::Cyclic { block, first, every } => (*first, *every, *block, self.whole, &[][..]),

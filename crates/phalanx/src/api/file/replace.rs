@@ -1,17 +1,20 @@
 //! A new file that takes the place of an old one at once, written by all ranks.
 
+use super::open::OpenFile;
 use crate::api::comm::Comm;
+use crate::contract::FileAccess;
 use crate::types::error::{Error, Result};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file under its temporary name, open on every rank that writes.
+/// A file under its temporary name, open on every rank.
 pub(super) struct NewFile<'a> {
     comm: &'a Comm,
     path: &'a Path,
     part: PathBuf,
-    file: File,
+    /// What is written to it.
+    pub file: OpenFile<'a>,
 }
 
 impl<'a> NewFile<'a> {
@@ -28,31 +31,25 @@ impl<'a> NewFile<'a> {
         let made = agree(comm, path, if comm.rank() == 0 { make().map(Some) } else { Ok(None) });
         let opened = made.and_then(|made| {
             let opened = made.map_or_else(|| OpenOptions::new().write(true).open(&part), Ok);
-            agree(comm, path, opened)
+            OpenFile::new(comm, path, (&part, FileAccess::Write), opened)
         });
         let file = opened.inspect_err(|_| remove(comm, &part))?;
         Ok(NewFile { comm, path, part, file })
     }
 
-    /// Writes bytes at an offset. Of this rank alone.
-    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start(offset))?;
-        self.file.write_all(bytes)
-    }
-
     /// Makes the file durable, and gives it its own name, unless a rank could not write. Collective.
     pub fn finish(self, written: io::Result<()>) -> Result<()> {
-        let durable = written.and_then(|()| self.file.sync_all());
+        let NewFile { comm, path, part, file } = self;
+        let durable = file.close();
         let rename = || {
-            std::fs::rename(&self.part, self.path)?;
-            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            std::fs::rename(&part, path)?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             // Makes the name durable; other systems cannot open folders.
             if cfg!(unix) { File::open(folder.unwrap_or(Path::new(".")))?.sync_all() } else { Ok(()) }
         };
-        let replaced = agree(self.comm, self.path, durable).and_then(|()| {
-            agree(self.comm, self.path, if self.comm.rank() == 0 { rename() } else { Ok(()) })
-        });
-        replaced.inspect_err(|_| remove(self.comm, &self.part))
+        let replaced = agree(comm, path, written.and(durable))
+            .and_then(|()| agree(comm, path, if comm.rank() == 0 { rename() } else { Ok(()) }));
+        replaced.inspect_err(|_| remove(comm, &part))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Safetensors files of distributed tensors.
 
 use super::part::ArrayPart;
-use super::replace::{NewFile, agree};
-use super::{bytes_of, read_array};
+use super::replace::NewFile;
+use super::{bytes_of, places};
 use crate::api::checks::same_len;
 use crate::api::comm::Comm;
 use crate::types::dtype::{DType, Element};
@@ -70,15 +70,18 @@ impl Comm {
             self.check_parts("write_tensors_at_all", tensor.part, tensor.dtype.size())?;
         }
         let data: usize = tensors.iter().map(|tensor| tensor.part.whole_len() * tensor.dtype.size()).sum();
-        let mut file = NewFile::create(self, path, (header.len() + data) as u64)?;
-        let mut written = if self.rank() == 0 { file.write_at(0, &header) } else { Ok(()) };
         let mut start = header.len() as u64;
+        let mut new = NewFile::create(self, path, start + data as u64)?;
+        // One rank has all of the header.
+        let own = if self.rank() == 0 { &header[..] } else { &[] };
+        let mut written = new.file.write(std::iter::once(0..own.len() as u64), 0..start, own)?;
         for TensorPart { part, dtype, bytes, .. } in tensors {
-            let done = self.write_array(&mut file, start, part, dtype.size(), bytes)?;
+            let end = start + (part.whole_len() * dtype.size()) as u64;
+            let done = new.file.write(places(start, part, dtype.size()), start..end, bytes)?;
             written = written.and(done);
-            start += (part.whole_len() * dtype.size()) as u64;
+            start = end;
         }
-        file.finish(written)
+        new.finish(written)
     }
 
     /// Reads a part of a tensor from a safetensors file, of [`write_tensors_at_all`](Comm::write_tensors_at_all) or another writer.
@@ -97,12 +100,12 @@ impl Comm {
     ) -> Result<()> {
         let path = path.as_ref();
         same_len("read_tensor_at_all", "data", data.len(), part.len(), "the elements of the part")?;
-        let mut read = || {
-            let mut file = File::open(path)?;
+        let found = File::open(path).and_then(|mut file| {
             let start = find(&mut file, name, dtype_of(T::DTYPE), part.whole_len())?;
-            read_array(&mut file, start, part, data)
-        };
-        agree(self, path, read())
+            Ok((file, start))
+        });
+        let start = found.as_ref().map_or(0, |(_, start)| *start);
+        self.read_part(path, found.map(|(file, _)| file), start, part, data)
     }
 }
 

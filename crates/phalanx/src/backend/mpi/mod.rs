@@ -11,6 +11,7 @@
 //! | `message.rs`, `message_table.rs` | sends and receives; which are posted, and how far each is |
 //! | `transport.rs` | messages for the job's store, where NCCL moves the data |
 //! | `watchdog.rs` | deadlines |
+//! | `file.rs` | files of all ranks: MPI-IO |
 //! | `window.rs` | memory that ranks access on each other's parts, or share |
 //! | `cuda.rs`, `cuda_support.rs` | CUDA memory; whether MPI accepts it |
 //!
@@ -25,6 +26,7 @@ mod collective;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod cuda_support;
+mod file;
 mod gathering;
 mod large;
 mod message;
@@ -43,7 +45,7 @@ pub(crate) use transport::MpiTransport;
 #[cfg(feature = "cuda")]
 use crate::buffer::stream::Stream;
 use crate::contract::{
-    Backend, BackendKind, Blocks, Call, Departure, Envelope, HostMemory, Operation, OperationId,
+    Backend, BackendKind, Blocks, Call, Departure, Envelope, HostMemory, Operation, OperationId, SharedFiles,
     StartCollectives, Transfer, Wanted, Window,
 };
 use crate::control::record::CallRecord;
@@ -411,6 +413,10 @@ impl Backend for MpiComm {
     }
 
     fn start_collectives(&self) -> Option<&dyn StartCollectives> {
+        Some(self)
+    }
+
+    fn files(&self) -> Option<&dyn SharedFiles> {
         Some(self)
     }
 

@@ -265,7 +265,7 @@ impl Communicator {
                 Barrier | Split | Finalize | Init | Shrink | Grow | Alloc | Suspend | Resume
                 | WaitSignals | DeviceComm | SplitGrid | Send | Recv | Scan | ExclusiveScan | Symmetric
                 | SharedByHost | AllReduceRmsNorm | Experts | ExpertDispatch | ExpertCombine | Epoch
-                | EndEpoch | Free | OneSided | Peers => {
+                | EndEpoch | Free | OneSided | Peers | File => {
                     unreachable!("nothing to enqueue")
                 }
             }
