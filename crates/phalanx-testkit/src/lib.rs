@@ -2,7 +2,7 @@
 //!
 //! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed
 //!   without looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]:
-//!   random calls.
+//!   random calls; [`accesses`]: random accesses to symmetric memory.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
@@ -17,6 +17,7 @@
 //!
 //! Not here: the other tests (`tests/`).
 
+pub mod accesses;
 pub mod built;
 #[cfg(target_os = "linux")]
 pub mod emulated;

@@ -3,6 +3,7 @@
 //! The programs are the same in every run: the generator starts from a fixed seed.
 
 use phalanx::{Comm, DType, Grid};
+use phalanx_testkit::accesses::{self, Access, Kind};
 use phalanx_testkit::program::{self, Form, Operation, Step};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -59,6 +60,19 @@ fn programs_deliver_what_the_reference_says() {
                 step.perform(comm).map_err(|problem| format!("step {i} on rank {}: {problem}", comm.rank()))
             })
         })
+    });
+}
+
+#[test]
+fn accesses_to_symmetric_memory_do_what_the_model_does() {
+    let kind = (0..Kind::ALL.len()).prop_map(|kind| Kind::ALL[kind]);
+    let place = (0..RANKS, 0..RANKS, 0..60usize, 1..20usize, 1..5usize);
+    let access = (place, kind, any::<u64>()).prop_map(|((by, target, at, len, stride), kind, value)| {
+        Access { by, target, kind, at, len, stride, value }
+    });
+    let epochs = vec(vec(access, 0..12), 1..6);
+    check(200, &(1..=RANKS, 1..60usize, epochs), |(ranks, len, epochs)| {
+        on_all_ranks(ranks, |comm| accesses::perform(comm, len, &epochs))
     });
 }
 

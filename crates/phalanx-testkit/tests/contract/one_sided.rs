@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use libtest_mimic::Trial;
 use phalanx::{AtomicElement, Bitwise, Comm, Error, Plain, ReduceOp, UsageError};
 use phalanx_testkit::Scenario;
+use phalanx_testkit::accesses::{self, Access};
 use phalanx_testkit::random::Random;
 use std::fmt::Debug;
 
@@ -260,68 +261,15 @@ fn epochs(comm: &Comm) -> Done {
     Ok(())
 }
 
-/// Random accesses, which a model of all parts does as well, in the order of the ranks. In an epoch an element is accessed by one rank, or by
-/// sums alone.
+/// Random accesses, which a model of all parts does as well, in the order of the ranks.
 fn programs(comm: &Comm) -> Done {
-    const LEN: usize = 200;
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    let mut memory = comm.symmetric::<u64>(LEN)?;
-    let mut model = vec![vec![0u64; LEN]; ranks];
     let mut random = Random::new(45);
-    for round in 0..40 {
-        let before = model.clone();
-        // By one access (1), or by sums (2).
-        let mut taken = vec![vec![0; LEN]; ranks];
-        let what = |by: usize, kind: usize| format!("round {round}, rank {rank}: access {kind} of rank {by}");
-        let epoch = memory.epoch()?;
-        for by in (0..ranks).flat_map(|by| [by; 8]) {
-            let (target, at, kind) = (random.below(ranks), random.below(LEN), random.below(7));
-            let (len, stride) = (1 + random.below(40), 1 + random.below(4));
-            let places: Vec<usize> =
-                (at..LEN).step_by(if kind == 1 { stride } else { 1 }).take(len).collect();
-            let places = if kind < 3 { &places[..] } else { &places[..1] };
-            let values: Vec<u64> = places.iter().map(|_| random.next_u64()).collect();
-            let by_what = 1 + u8::from(kind == 6);
-            let is_free =
-                |place: &usize| taken[target][*place] == 0 || taken[target][*place] == 2 && by_what == 2;
-            if !places.iter().all(is_free) {
-                continue;
-            }
-            places.iter().for_each(|place| taken[target][*place] = by_what);
-            let own = &mut model[target];
-            let old = own[at];
-            match kind {
-                0 | 1 => places.iter().zip(&values).for_each(|(place, value)| own[*place] = *value),
-                2 => {}
-                3 | 5 => own[at] = values[0],
-                4 if values[0].is_multiple_of(2) => own[at] = values[0],
-                6 => own[at] = old.wrapping_add(values[0]),
-                _ => {}
-            }
-            if by != rank {
-                continue;
-            }
-            match kind {
-                0 => epoch.put(&values, target, at)?,
-                1 => epoch.put_strided(&values, 1, target, at, stride)?,
-                2 => {
-                    let mut found = vec![0; places.len()];
-                    epoch.get(&mut found, target, at)?;
-                    same(&what(by, kind), found, &before[target][at..at + places.len()])?;
-                }
-                3 => same(&what(by, kind), epoch.swap(values[0], target, at)?, old)?,
-                4 => {
-                    let expected = if values[0].is_multiple_of(2) { old } else { old ^ 1 };
-                    same(&what(by, kind), epoch.compare_and_swap(expected, values[0], target, at)?, old)?;
-                }
-                5 => epoch.put(&values, target, at)?,
-                _ => drop(epoch.fetch_and_op(values[0], target, at, ReduceOp::Sum)?),
-            }
-        }
-        epoch.end()?;
-        same(&format!("round {round}"), memory.local(), &model[rank])?;
-    }
-    Ok(memory.free()?)
+    let mut epoch = || {
+        let by = (0..comm.world_size()).flat_map(|by| [by; 8]);
+        by.map(|by| Access::random(by, &mut random)).collect::<Vec<_>>()
+    };
+    let epochs: Vec<_> = (0..40).map(|_| epoch()).collect();
+    Ok(accesses::perform(comm, 200, &epochs)?)
 }
 
 /// Wrong ones are errors that name value and limit, and move nothing.

@@ -1,5 +1,6 @@
-//! Detects that this process was paused, so that the pause does not count as silence of the others.
+//! Detects that this process was paused, or that the store has no core, so that this does not count as silence.
 
+use crate::os::ThreadMark;
 use std::time::{Duration, Instant};
 
 /// Measures how long its thread did not run. A suspended host sends nothing, and must not find its peers
@@ -37,9 +38,75 @@ impl StallDetector {
     }
 }
 
+/// How many times the silence a store of this host may take that has work and no core.
+const MOST_EXCUSED: u32 = 30;
+
+/// Excuses a silent store of this host that waits for a core.
+pub struct StarvedStore {
+    thread: Option<ThreadMark>,
+    most: Duration,
+    /// How long it was excused since its last message.
+    excused: Duration,
+}
+
+impl StarvedStore {
+    /// The store's thread, if it could say which one it is, and the silence after which it counts as lost.
+    pub fn new(thread: Option<ThreadMark>, silence: Duration) -> StarvedStore {
+        StarvedStore { thread, most: silence * MOST_EXCUSED, excused: Duration::ZERO }
+    }
+
+    /// A message has come.
+    pub fn heard(&mut self) {
+        self.excused = Duration::ZERO;
+    }
+
+    /// Whether the store is waited for so much longer.
+    pub fn is_excused(&mut self, longer: Duration) -> bool {
+        let has_work = || self.thread.as_ref().is_some_and(ThreadMark::is_ready);
+        let is_excused = self.excused < self.most && has_work();
+        self.excused += if is_excused { longer } else { Duration::ZERO };
+        is_excused
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_store_with_work_is_excused_for_a_while() {
+        let (say, hear) = mpsc::channel();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                say.send(ThreadMark::own()).unwrap();
+                while !ends.load(Ordering::Relaxed) {}
+            });
+            let silence = Duration::from_secs(1);
+            let mut store = StarvedStore::new(hear.recv().unwrap(), silence);
+            let excused = (0..2 * MOST_EXCUSED).filter(|_| store.is_excused(silence)).count();
+            assert_eq!(excused, MOST_EXCUSED as usize);
+            store.heard();
+            assert!(store.is_excused(silence));
+            ends.store(true, Ordering::Relaxed);
+        });
+        // One that has nothing to do, or whose thread nobody knows.
+        assert!(!StarvedStore::new(None, Duration::from_secs(1)).is_excused(Duration::from_secs(1)));
+        let (say, hear) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                say.send(ThreadMark::own()).unwrap();
+                let _ = ended.recv();
+            });
+            let mut store = StarvedStore::new(hear.recv().unwrap(), Duration::from_secs(1));
+            while store.is_excused(Duration::ZERO) {}
+            drop(end);
+        });
+    }
 
     #[test]
     fn only_what_is_beyond_the_usual_counts() {

@@ -8,7 +8,7 @@ use crate::rendezvous::store::cipher::Cipher;
 use crate::rendezvous::store::incoming::Incoming;
 use crate::rendezvous::store::protocol::{End, HEARTBEATS, Malformed, Reply, Request};
 use crate::rendezvous::store::session::Key;
-use crate::rendezvous::store::stall::StallDetector;
+use crate::rendezvous::store::stall::{StallDetector, StarvedStore};
 use crate::rendezvous::store::{Host, Lost, Rendezvous};
 use crate::types::error::{BootstrapError, Error, PeerEvent, Result};
 use std::collections::HashMap;
@@ -24,9 +24,6 @@ const LEAVING: Duration = Duration::from_secs(1);
 
 /// How much longer than the store itself a request is waited for.
 const ANSWER: Duration = Duration::from_millis(1400);
-
-/// How many times the silence a store of this host may take that has work and no core.
-const MOST_EXCUSED: u32 = 30;
 
 /// State that a store and its thread share.
 pub struct Link {
@@ -293,15 +290,17 @@ impl Link {
     fn listen(&self, stream: Wire, mut incoming: Incoming<Reply>, store: Option<ThreadMark>) {
         let mut bytes = vec![0; 64 << 10];
         let interval = self.silence / 8;
-        // How long the store was waited for since its last message because it had no core.
-        let mut excused = Duration::ZERO;
+        let mut store = StarvedStore::new(store, self.silence);
         let mut last_received = Instant::now();
         let mut stalls = StallDetector::new(self.silence);
         let mut leaving = None;
         loop {
             last_received += stalls.held_up(Instant::now());
             match self.take_in(&mut incoming) {
-                Ok(true) => (last_received, excused) = (Instant::now(), Duration::ZERO),
+                Ok(true) => {
+                    last_received = Instant::now();
+                    store.heard();
+                }
                 Ok(false) => {}
                 Err(Malformed(why)) => {
                     return self
@@ -332,10 +331,8 @@ impl Link {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     let silent = last_received.elapsed();
-                    let has_work = || store.as_ref().is_some_and(ThreadMark::is_ready);
-                    if silent >= self.silence && excused < self.silence * MOST_EXCUSED && has_work() {
+                    if silent >= self.silence && store.is_excused(interval) {
                         last_received += interval;
-                        excused += interval;
                     } else if silent >= self.silence {
                         // The other direction may work.
                         self.send(&Request::Deaf);
