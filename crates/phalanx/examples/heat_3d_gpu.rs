@@ -7,6 +7,7 @@
 //!
 //! The program first computes a small world on the host, too: it fails if a cell is another. Then it prints cell updates a second.
 
+#[expect(dead_code, reason = "phalanx::jit finds its libraries itself")]
 #[path = "shared/gpu.rs"]
 mod gpu;
 

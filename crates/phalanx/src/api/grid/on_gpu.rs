@@ -7,23 +7,23 @@ use super::slab::Slab;
 use crate::api::comm::Comm;
 use crate::buffer::loan::Loan;
 use crate::buffer::scratch::Scratch;
+use crate::buffer::stream::GpuStream;
 use crate::gpu::pitched::Packing;
 use crate::types::dtype::Plain;
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::ops::Range;
 
 impl Comm {
-    /// Memory for what goes and comes. An error where operations are not on a stream.
-    fn scratch<T>(&self, operation: &str, cells: usize) -> Result<Scratch> {
-        let stream = self.stream.gpu_stream().ok_or_else(|| {
+    /// The stream of the exchange. An error where operations are not on one.
+    fn stream_of_halos(&self, operation: &str) -> Result<&GpuStream> {
+        self.stream.gpu_stream().ok_or_else(|| {
             Error::from(UnsupportedError {
                 what: format!("{operation} of GPU memory"),
                 why: format!("operations of the backend {} are not on a GPU's stream", self.backend.kind()),
                 remedy: "use a communicator on NCCL, RCCL or NVSHMEM, or copy the array to host memory"
                     .into(),
             })
-        })?;
-        Scratch::new(stream, cells * size_of::<T>())
+        })
     }
 
     /// [`exchange_halo`](Comm::exchange_halo) of an array at this address.
@@ -36,8 +36,9 @@ impl Comm {
         array: u64,
         steps: &[Step<'_>],
     ) -> Result<()> {
+        let stream = self.stream_of_halos(operation)?;
         let Some(most) = steps.iter().map(Step::cells).max() else { return Ok(()) };
-        let scratch = self.scratch::<T>(operation, 4 * most)?;
+        let scratch = Scratch::new(stream, 4 * most * size_of::<T>())?;
         for step in steps {
             let block = |number: usize| number * step.cells() * size_of::<T>();
             let sides = [0, 1].into_iter().filter(|side| step.neighbors.sources()[*side].is_some());
@@ -68,8 +69,8 @@ impl Comm {
     ) -> Result<GpuHalo> {
         let array = loan.span().start as u64;
         let cells = |slab: &Option<(usize, Slab<'_>)>| slab.as_ref().map_or(0, |(_, slab)| slab.cells());
-        let all = ways.iter().map(|way| cells(&way.leaving) + cells(&way.arriving)).sum();
-        let scratch = self.scratch::<T>(operation, all)?;
+        let all: usize = ways.iter().map(|way| cells(&way.leaving) + cells(&way.arriving)).sum();
+        let scratch = Scratch::new(self.stream_of_halos(operation)?, all * size_of::<T>())?;
         let (mut sends, mut receives, mut received) = (Vec::new(), Vec::new(), Vec::new());
         let mut at = 0;
         for Way { leaving, arriving } in ways {
