@@ -128,6 +128,7 @@ functions! {
         hipHostMalloc(start: *mut *mut c_void, bytes: usize, flags: c_uint) -> hipError_t;
         hipHostFree(start: *mut c_void) -> hipError_t;
         hipMemcpyAsync(target: *mut c_void, source: *const c_void, bytes: usize, kind: c_int, stream: hipStream_t) -> hipError_t;
+        hipMemcpy2DAsync(target: *mut c_void, target_pitch: usize, source: *const c_void, source_pitch: usize, row: usize, rows: usize, kind: c_int, stream: hipStream_t) -> hipError_t;
         hipMemsetAsync(target: *mut c_void, value: c_int, bytes: usize, stream: hipStream_t) -> hipError_t;
 
         hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> hipError_t;

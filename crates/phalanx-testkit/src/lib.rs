@@ -3,6 +3,7 @@
 //! - [`reference`](mod@reference), [`number`], [`minifloat`]: what every collective must deliver, computed
 //!   without looking at the library's kernels; [`ring`] and [`random`]: inputs from a seed; [`program`]:
 //!   random calls; [`accesses`]: random accesses to symmetric memory.
+//! - [`halo`]: arrays that are spread over ranks, before and after an exchange of halos.
 //! - [`threads`], [`processes`]: runs a scenario with its ranks as threads, or as processes of this host.
 //! - [`mpi`]: runs scenarios as the ranks of an MPI job, under each MPI that is installed.
 //! - [`fault`]: kills, stops and continues a rank's process at a point that it announced.
@@ -29,6 +30,7 @@ pub mod fields;
 pub mod float_mode;
 pub mod full_disk;
 pub mod gpus;
+pub mod halo;
 pub mod hosts;
 pub mod minifloat;
 pub mod mpi;

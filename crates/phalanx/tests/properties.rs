@@ -2,8 +2,9 @@
 //!
 //! The programs are the same in every run: the generator starts from a fixed seed.
 
-use phalanx::{Comm, DType, Grid};
+use phalanx::{Comm, DType};
 use phalanx_testkit::accesses::{self, Access, Kind};
+use phalanx_testkit::halo::Spread;
 use phalanx_testkit::program::{self, Form, Operation, Step};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -115,84 +116,24 @@ fn splits_bring_the_right_ranks_together() {
     });
 }
 
-/// An array of up to three dimensions that is spread over a grid of ranks.
-#[derive(Debug)]
-struct Spread {
-    /// Ranks in each dimension, whether it is a ring, and the halo's width.
-    dimensions: Vec<(usize, bool, usize)>,
-    /// Own cells of the ranks in a dimension beyond the width, by place.
-    extra: Vec<usize>,
-}
-
-impl Spread {
-    /// Own cells at a place of a dimension.
-    fn own(&self, dimension: usize, place: usize) -> usize {
-        let (_, _, width) = self.dimensions[dimension];
-        width.max(1) + self.extra[(3 * dimension + place) % self.extra.len()]
-    }
-
-    /// The place in the whole array of a local place; `None` beyond an edge.
-    fn global(&self, dimension: usize, place: usize, local: usize) -> Option<usize> {
-        let (ranks, periodic, width) = self.dimensions[dimension];
-        let before: usize = (0..place).map(|place| self.own(dimension, place)).sum();
-        let whole: usize = (0..ranks).map(|place| self.own(dimension, place)).sum();
-        let at = (before + local).checked_sub(width);
-        match at {
-            Some(at) if at < whole => Some(at),
-            _ if periodic => Some((before + local + whole - width) % whole),
-            _ => None,
-        }
-    }
-
-    /// Each cell of a rank's array: its place in the whole array, and whether it is the rank's own.
-    fn cells(&self, place: &[usize]) -> Vec<(Option<u64>, bool)> {
-        let mut cells = vec![(Some(0), true)];
-        for (dimension, (_, _, width)) in self.dimensions.iter().enumerate() {
-            let own = self.own(dimension, place[dimension]);
-            let locals = 0..own + 2 * width;
-            let longer = |(cell, is_own): (Option<u64>, bool), local: usize| {
-                let global = self.global(dimension, place[dimension], local);
-                let index = cell.zip(global).map(|(cell, at)| cell * 1000 + at as u64);
-                (index, is_own && (*width..width + own).contains(&local))
-            };
-            cells = cells
-                .into_iter()
-                .flat_map(|cell| locals.clone().map(move |local| longer(cell, local)))
-                .collect();
-        }
-        cells
-    }
-}
-
 #[test]
 fn halos_have_what_the_whole_array_has_there() {
-    const OUTSIDE: u64 = u64::MAX;
     let dimensions = vec((1..4usize, any::<bool>(), 0..3usize), 1..4);
     check(150, &(dimensions, vec(0..4usize, 1..8)), |(dimensions, extra)| {
-        let ranks = dimensions.iter().map(|(ranks, ..)| ranks).product();
-        if ranks > 8 {
+        let spread = Spread { dimensions, extra };
+        if spread.ranks() > 8 {
             return Ok(());
         }
-        let sizes: Vec<usize> = dimensions.iter().map(|(ranks, ..)| *ranks).collect();
-        let periodic: Vec<bool> = dimensions.iter().map(|(_, periodic, _)| *periodic).collect();
-        let width: Vec<usize> = dimensions.iter().map(|(_, _, width)| *width).collect();
-        let spread = Spread { dimensions, extra };
-        on_all_ranks(ranks, |comm| {
-            let grid = Grid::new(&sizes, &periodic).map_err(|error| error.to_string())?;
+        on_all_ranks(spread.ranks(), |comm| {
+            let (grid, width) = (spread.grid(), spread.width());
             let place = grid.coordinates(comm.rank());
-            let shape: Vec<usize> =
-                (0..sizes.len()).map(|d| spread.own(d, place[d]) + 2 * width[d]).collect();
-            let cells = spread.cells(&place);
-            let before =
-                |(index, is_own): &(Option<u64>, bool)| if *is_own { index.unwrap() } else { OUTSIDE };
-            let array: Vec<u64> = cells.iter().map(before).collect();
+            let (shape, [array, expected]) = (spread.shape(&place), spread.part(&place));
             let text = |error: phalanx::Error| error.to_string();
             let mut at_once = array.clone();
             comm.exchange_halo(&grid, &mut at_once, &shape, &width).map_err(text)?;
             let halo = comm.start_exchange_halo(&grid, &array, &shape, &width).map_err(text)?;
             let mut in_flight = array;
             halo.finish(&mut in_flight).map_err(text)?;
-            let expected: Vec<u64> = cells.iter().map(|(index, _)| index.unwrap_or(OUTSIDE)).collect();
             for array in [at_once, in_flight] {
                 if array != expected {
                     return Err(format!("{spread:?}, {place:?}: {array:?}, expected {expected:?}"));

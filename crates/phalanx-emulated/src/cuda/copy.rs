@@ -11,6 +11,8 @@ use super::stream;
 use super::work::Plain;
 use crate::base::call::{Answer, Code, exported};
 use crate::base::handles::Handle;
+use crate::base::pointers::In;
+use crate::base::violation::violation;
 use std::sync::Arc;
 
 /// One end of a copy.
@@ -184,6 +186,10 @@ exported! {
         any(FUNCTION, stream, to, from, len)
     }
 
+    fn cuMemcpy3DAsync_v2(copy: In<StridedCopy>, stream: Handle) {
+        strided(FUNCTION, stream, &copy.get().ok_or(INVALID_VALUE)?)
+    }
+
     fn cuMemsetD8_v2(to: u64, value: u8, count: usize) {
         fill(FUNCTION, 0, to, &[value], count)
     }
@@ -206,6 +212,95 @@ exported! {
 
     fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: Handle) {
         fill(FUNCTION, stream, to, &value.to_ne_bytes(), count)
+    }
+}
+
+/// One end of a `CUDA_MEMCPY3D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StridedEnd {
+    x_in_bytes: usize,
+    y: usize,
+    z: usize,
+    lod: usize,
+    memory_type: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    reserved: u64,
+    pitch: usize,
+    height: usize,
+}
+
+/// `CUDA_MEMCPY3D`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct StridedCopy {
+    from: StridedEnd,
+    to: StridedEnd,
+    width_in_bytes: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE: u32 = 2;
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH`, as GPUs have it.
+const MAX_PITCH: usize = i32::MAX as usize;
+
+impl StridedEnd {
+    /// Memory of a device from an address on, with this pitch, in planes of so many rows.
+    pub fn device(address: u64, pitch: usize, height: usize) -> StridedEnd {
+        let (memory_type, device) = (DEVICE, address);
+        let (x_in_bytes, y, z, lod, host, array, reserved) = (0, 0, 0, 0, 0, 0, 0);
+        StridedEnd { x_in_bytes, y, z, lod, memory_type, host, device, array, reserved, pitch, height }
+    }
+
+    /// The rows of the end, in order.
+    fn rows(
+        &self,
+        function: &'static str,
+        role: &'static str,
+        copy: &StridedCopy,
+    ) -> Result<Vec<Range>, Code> {
+        let StridedCopy { width_in_bytes: len, height, depth, .. } = *copy;
+        if self.memory_type != DEVICE {
+            violation(function, format!("{role} is not memory of a device: the emulator has no other"));
+        }
+        let is_pitched = self.pitch >= self.x_in_bytes + len && self.pitch <= MAX_PITCH;
+        let is_high = depth == 1 || self.height >= self.y + height;
+        if self.lod != 0 || self.device == 0 || !is_pitched || !is_high {
+            return Err(INVALID_VALUE);
+        }
+        let row = |plane: usize, row: usize| {
+            let rows = (self.z + plane) * self.height + self.y + row;
+            let address = self.device + (rows * self.pitch + self.x_in_bytes) as u64;
+            Range::given(function, role, address, len)
+        };
+        Ok((0..depth).flat_map(|plane| (0..height).map(move |number| row(plane, number))).collect())
+    }
+}
+
+/// Rows at equal distances, to rows at equal distances.
+pub fn strided(function: &'static str, stream: Handle, copy: &StridedCopy) -> Answer {
+    let stream = stream::find(function, stream)?;
+    if copy.width_in_bytes * copy.height * copy.depth == 0 {
+        return Ok(());
+    }
+    let from = copy.from.rows(function, "the source", copy)?;
+    let to = copy.to.rows(function, "the destination", copy)?;
+    perform(&stream, false, move || {
+        from.iter().zip(&to).for_each(|(from, to)| to.write(&from.read()));
+    })
+}
+
+impl StridedCopy {
+    pub fn new(
+        to: StridedEnd,
+        from: StridedEnd,
+        (width_in_bytes, height, depth): (usize, usize, usize),
+    ) -> StridedCopy {
+        StridedCopy { from, to, width_in_bytes, height, depth }
     }
 }
 

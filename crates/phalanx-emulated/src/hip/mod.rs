@@ -10,7 +10,7 @@ use crate::cuda::allocation::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemFreeHost, cuMemHostAlloc,
 };
 use crate::cuda::context::{cuCtxSynchronize, runtime_device, runtime_ensure, runtime_set_device};
-use crate::cuda::copy::{cuMemcpyAsync, cuMemsetD8Async};
+use crate::cuda::copy::{StridedCopy, StridedEnd, cuMemcpyAsync, cuMemsetD8Async, strided};
 use crate::cuda::device;
 use crate::cuda::error::INVALID_VALUE;
 use crate::cuda::event::{
@@ -132,6 +132,15 @@ exported! {
             return Err(INVALID_VALUE);
         }
         answered(cuMemcpyAsync(to, from, len, stream))
+    }
+
+    fn hipMemcpy2DAsync(to: u64, to_pitch: usize, from: u64, from_pitch: usize, row: usize, rows: usize, kind: c_int, stream: Handle) {
+        enter()?;
+        if !(0..=DEFAULT).contains(&kind) {
+            return Err(INVALID_VALUE);
+        }
+        let [to, from] = [(to, to_pitch), (from, from_pitch)].map(|(start, pitch)| StridedEnd::device(start, pitch, rows));
+        strided(FUNCTION, stream, &StridedCopy::new(to, from, (row, rows, 1)))
     }
 
     fn hipMemsetAsync(to: u64, value: c_int, count: usize, stream: Handle) {

@@ -4,8 +4,9 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Bitwise, Comm, DType, Error, Loan, Logical, ReduceOp, Source, Stream, Target};
+use phalanx::{BackendKind, Bitwise, Comm, DType, Error, Loan, Logical, ReduceOp, Source, Stream, Target};
 use phalanx_testkit::emulated::Emulated;
+use phalanx_testkit::halo::Spread;
 use phalanx_testkit::mpi::{Installation, Job};
 use phalanx_testkit::program::{Place, Step};
 use phalanx_testkit::random::{NO_NAN, Random};
@@ -20,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("cuda/messages", |comm, _| messages(&comm)),
     Scenario::rank("cuda/plain", |comm, _| plain(&comm)),
     Scenario::rank("cuda/combined_on_host", |comm, _| combined_on_host(&comm)),
+    Scenario::rank("cuda/halos", |comm, _| halos(&comm)),
     Scenario::rank("cuda/streams", |comm, _| streams(&comm)),
     Scenario::rank("cuda/late_stream", |comm, _| late_stream(&comm)),
     Scenario::rank("cuda/refused", |comm, args| refused(&comm, args)),
@@ -28,7 +30,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A name, the number of ranks, and what makes the job one that tries it.
 type Test = (&'static str, usize, fn(Job) -> Job);
 
-const TESTS: [Test; 7] = [
+const TESTS: [Test; 8] = [
     ("programs", 2, |job| aware(job).scenario("cuda/programs", &["1"]).scenario("cuda/streams", &[""])),
     ("programs", 3, |job| aware(job).scenario("cuda/programs", &["2"])),
     // Every collective in its non-blocking form.
@@ -38,6 +40,7 @@ const TESTS: [Test; 7] = [
         job.scenario("cuda/programs", &["4"]).scenario("cuda/messages", &[""])
     }),
     ("messages", 2, |job| aware(job).scenario("cuda/messages", &[""]).scenario("cuda/plain", &[""])),
+    ("halos", 2, |job| aware(job).scenario("cuda/halos", &[""])),
     ("late_stream", 2, |job| {
         aware(job).env("EMULATED_DELAY_US", "3000000..3000000").scenario("cuda/late_stream", &[""])
     }),
@@ -281,6 +284,36 @@ fn combined_on_host(comm: &Comm) -> Outcome {
     comm.all_reduce_coalesced(&mut gradients, ReduceOp::Sum).map_err(text)?;
     let sum = gpu.0.clone_dtoh(&gradients[1]).map_err(text)?;
     expect(sum == [2.0 * comm.world_size() as f32], || format!("coalesced: {sum:?}"))?;
+    Ok(String::new())
+}
+
+/// Halos of arrays in GPU memory, where operations are on streams; on MPI a refusal.
+fn halos(comm: &Comm) -> Outcome {
+    let gpu = gpu(comm.gpu().unwrap_or(comm.rank()))?;
+    let mut random = Random::new(3);
+    for _ in 0..8 {
+        let spread = Spread::random(&mut random, comm.world_size());
+        let (grid, width) = (spread.grid(), spread.width());
+        let place = grid.coordinates(comm.rank());
+        let (shape, [before, expected]) = (spread.shape(&place), spread.part(&place));
+        let mut array = gpu.0.clone_htod(&before).map_err(text)?;
+        let exchanged = comm.exchange_halo(&grid, &mut array, &shape, &width);
+        if comm.backend() == BackendKind::Mpi {
+            let Err(error @ Error::Unsupported(_)) = exchanged else {
+                return Err(format!("{spread:?}: {exchanged:?}"));
+            };
+            expect(error.to_string().contains("NCCL, RCCL or NVSHMEM"), || error.to_string())?;
+            continue;
+        }
+        exchanged.map_err(text)?;
+        let mut in_flight = gpu.0.clone_htod(&before).map_err(text)?;
+        let halo = comm.start_exchange_halo(&grid, &in_flight, &shape, &width).map_err(text)?;
+        halo.finish(&mut in_flight).map_err(text)?;
+        for array in [&array, &in_flight] {
+            let got = gpu.0.clone_dtoh(array).map_err(text)?;
+            expect(got == expected, || format!("{spread:?} at {place:?}: {got:?}, expected {expected:?}"))?;
+        }
+    }
     Ok(String::new())
 }
 

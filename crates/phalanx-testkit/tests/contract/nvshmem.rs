@@ -1,6 +1,6 @@
 //! The contract on NVSHMEM, in host memory: the same scenarios with a process and a GPU for each rank, on the
-//! machine's GPUs, or else on emulated ones; the portable trait takes addresses of GPU memory. (Other
-//! collectives on GPU memory are the NVSHMEM suite's.)
+//! machine's GPUs, or else on emulated ones; halos and the portable trait are on GPU memory, too. (Other
+//! operations on GPU memory are the NVSHMEM suite's.)
 //!
 //! What is not here, because it is not promised: results in rank order (so inputs are such that any order is
 //! right), a NaN that a smallest or largest is made of, communicators of one GPU that several threads use at
@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 15] = [
+const GROUPS: [Group; 16] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -46,6 +46,7 @@ const GROUPS: [Group; 15] = [
         ];
         of(ranks, all.into_iter().flat_map(promised))
     }),
+    ("halos_on_gpu", 3, |ranks| of(ranks, [("cuda/halos", "")].into_iter())),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),
     ("portable", 3, |ranks| all(ranks, portable::SCENARIOS)),
     ("programs", 2, |ranks| {

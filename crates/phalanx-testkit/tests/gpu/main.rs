@@ -15,6 +15,7 @@ mod fused;
 mod gpu_window_faults;
 mod gpu_windows;
 mod groups;
+mod halos;
 mod hosts;
 mod init_all;
 mod injected;
@@ -38,9 +39,9 @@ mod watchdog;
 mod world;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use phalanx_testkit::emulated::{EMULATED, Emulated};
+use phalanx_testkit::emulated::{EMULATED, Emulated, on_own_kernels};
 use phalanx_testkit::faults::FORK;
-use phalanx_testkit::processes::{self, ranks_per_gpu};
+use phalanx_testkit::processes::{self, Launch, ranks_per_gpu};
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::suite::{self, Share};
 use std::process::ExitCode;
@@ -51,6 +52,8 @@ const SHARES: &[Share] = &[
     ("own_kernels/again/", 24),
     ("own_kernels/", 2),
     ("experts/", 2),
+    ("halos/nccl/", 2),
+    ("halos/l", 4),
     ("gpu_windows/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
@@ -119,6 +122,7 @@ fn main() -> ExitCode {
         experts::SCENARIOS,
         streams::SCENARIOS,
         groups::SCENARIOS,
+        halos::SCENARIOS,
         memory::SCENARIOS,
         device_comm::SCENARIOS,
         kept_errors::SCENARIOS,
@@ -160,6 +164,7 @@ fn main() -> ExitCode {
         exits::trials,
         streams::trials,
         groups::trials,
+        halos::trials,
         memory::trials,
         device_comm::trials,
         kept_errors::trials,
@@ -200,6 +205,7 @@ fn main() -> ExitCode {
             trials.extend(gpu_window_faults::trials());
             trials.extend(peers::trials());
             trials.extend(experts::trials());
+            trials.extend(halos_of_many());
             trials.extend(soak::trials());
             trials.extend(own_kernels::again(names.into_iter()));
             trials.push(Trial::test("missing_nccl", missing_nccl));
@@ -230,6 +236,29 @@ fn main() -> ExitCode {
             .collect();
     }
     suite::run(&args, trials, SHARES, SLOW)
+}
+
+/// Halos among more ranks than the suite's other worlds have, and by phalanx's own kernels.
+fn halos_of_many() -> Vec<Trial> {
+    const WORLDS: [(&str, &str, usize); 6] = [
+        ("nccl", "threads", 8),
+        ("nccl", "processes", 6),
+        ("ll", "processes", 3),
+        ("ll", "threads", 4),
+        ("ll128", "threads", 6),
+        ("ll128", "processes", 8),
+    ];
+    let trial = |(algorithm, kind, ranks): (&'static str, &str, usize)| {
+        let on_threads = kind == "threads";
+        let trial = Trial::test(format!("halos/{algorithm}/{kind}/{ranks}"), move || {
+            let launch = Launch::new("halos/random", ranks).arg("2").deadline(world::DEADLINE);
+            let launch = launch.env("PHALANX_BACKEND", "nccl");
+            let launch = if on_threads { launch.on_threads() } else { launch };
+            Ok(on_own_kernels(algorithm, ranks, launch).map(drop)?)
+        });
+        trial.only_if(!on_threads || ranks_per_gpu() == 1, "only processes share a GPU")
+    };
+    WORLDS.map(trial).into()
 }
 
 /// This suite, where the driver counts GPUs and NCCL is not to be had: it fails, says why, and runs nothing.

@@ -11,6 +11,8 @@ mod collectives;
 #[path = "../gpu/failures.rs"]
 mod failures;
 mod flavour;
+#[path = "../gpu/halos.rs"]
+mod halos;
 mod memory;
 #[path = "../gpu/messages.rs"]
 mod messages;
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         messages::SCENARIOS,
         failures::SCENARIOS,
+        halos::SCENARIOS,
         watchdog::SCENARIOS,
         memory::SCENARIOS,
         own::SCENARIOS,
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         collectives::trials,
         messages::trials,
         failures::trials,
+        halos::trials,
         watchdog::trials,
         memory::trials,
         own::trials,

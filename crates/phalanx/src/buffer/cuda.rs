@@ -15,8 +15,8 @@ use cudarc::driver::sys::{
     CUcontext, CUdeviceptr, CUevent, CUevent_flags, CUevent_wait_flags, CUstream, CUstreamCaptureStatus,
 };
 use cudarc::driver::{
-    CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
-    DriverError, SyncOnDrop, result,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut,
+    DeviceSlice, DriverError, SyncOnDrop, result,
 };
 use std::sync::Arc;
 
@@ -52,11 +52,21 @@ impl Drop for Order<'_> {
 }
 
 /// Restores the current context when dropped. cudarc makes a stream's context current to work with the stream.
-struct Current(Option<CUcontext>);
+pub(super) struct Current(Option<CUcontext>);
 
 impl Current {
     fn keep() -> Current {
         Current(result::ctx::get_current().unwrap_or_default())
+    }
+
+    /// Makes a context current until the guard is dropped.
+    pub fn enter(context: &CudaContext) -> Result<Current> {
+        let current = Current::keep();
+        if current.0 != Some(context.cu_ctx()) {
+            // SAFETY: a context that is alive.
+            unsafe { result::ctx::set_current(context.cu_ctx()) }?;
+        }
+        Ok(current)
     }
 }
 

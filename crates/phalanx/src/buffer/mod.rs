@@ -11,6 +11,8 @@ pub(crate) mod host;
 pub(crate) mod loan;
 #[cfg(feature = "ndarray")]
 pub(crate) mod ndarray;
+#[cfg(feature = "_gpu")]
+pub(crate) mod scratch;
 pub(crate) mod stream;
 
 pub use any::{AnySource, AnyTarget};

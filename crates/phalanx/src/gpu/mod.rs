@@ -11,3 +11,5 @@ pub(crate) mod ipc;
 #[cfg(feature = "nccl")]
 pub(crate) mod kernels;
 pub(crate) mod nccl;
+#[cfg(feature = "_gpu")]
+pub(crate) mod pitched;

@@ -17,6 +17,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("cuda/no_events", no_events),
     Scenario::process("cuda/default_stream", default_stream),
     Scenario::process("cuda/copies", copies),
+    Scenario::process("cuda/strided_copies", strided_copies),
+    Scenario::process("cuda/strided_overrun", strided_overrun),
     Scenario::process("cuda/peers", peers),
     Scenario::process("cuda/host_function", host_function),
     Scenario::process("cuda/garbage", garbage),
@@ -43,6 +45,13 @@ pub fn trials() -> Vec<Trial> {
         succeeds("cuda/no_events", &[("DELAY_US", "0..2000")], "cuda/no_events", &[]),
         succeeds("cuda/default_stream", &[], "cuda/default_stream", &[]),
         succeeds("cuda/copies", SLOW, "cuda/copies", &[]),
+        succeeds("cuda/strided_copies", SLOW, "cuda/strided_copies", &[]),
+        violates(
+            "cuda/strided_overrun",
+            &[],
+            "cuda/strided_overrun",
+            &["cuMemcpy3DAsync_v2", "the source", "beyond its allocation"],
+        ),
         succeeds("cuda/peers", &[], "cuda/peers", &[]),
         succeeds("cuda/host_function", SLOW, "cuda/host_function", &[]),
         succeeds("cuda/garbage", &[], "cuda/garbage", &[]),
@@ -216,6 +225,78 @@ fn copies(_: &[String]) -> Outcome {
 
 fn at_pinned(pinned: &cudarc::driver::PinnedHostSlice<u32>) -> Result<*const u32, String> {
     pinned.as_ptr().context(|| "pinned".into())
+}
+
+/// A strided copy between memory of a device, from the place (1, 2, 1) of the source to the start of the target.
+fn strided_copy(
+    to: (u64, usize, usize),
+    from: (u64, usize, usize),
+    extent: [usize; 3],
+) -> sys::CUDA_MEMCPY3D {
+    // SAFETY: numbers, null pointers, and a kind of memory, which is set.
+    let mut copy: sys::CUDA_MEMCPY3D = unsafe {
+        let mut zeroed = std::mem::MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
+        (*zeroed.as_mut_ptr()).srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        (*zeroed.as_mut_ptr()).dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        zeroed.assume_init()
+    };
+    (copy.srcDevice, copy.srcPitch, copy.srcHeight) = from;
+    (copy.dstDevice, copy.dstPitch, copy.dstHeight) = to;
+    (copy.srcXInBytes, copy.srcY, copy.srcZ) = (1, 2, 1);
+    [copy.WidthInBytes, copy.Height, copy.Depth] = extent;
+    copy
+}
+
+/// The start of a slice's memory, when it is there.
+fn start_of(stream: &Arc<CudaStream>, slice: &cudarc::driver::CudaSlice<u8>) -> u64 {
+    slice.device_ptr(stream).0
+}
+
+fn strided_copies(_: &[String]) -> Outcome {
+    let stream = stream()?;
+    // Planes of 4 rows of 5 bytes.
+    let bytes: Vec<u8> = (0..3 * 4 * 5).collect();
+    let source = stream.clone_htod(&bytes).context(|| "to the device".into())?;
+    let target = stream.clone_htod(&[99u8; 2 * 3 * 4]).context(|| "to the device".into())?;
+    let (from, to) = (start_of(&stream, &source), start_of(&stream, &target));
+    let extent = [3, 2, 2];
+    // SAFETY: memory of the device, as the copies say.
+    let copy =
+        |copy: sys::CUDA_MEMCPY3D| unsafe { sys::cuMemcpy3DAsync_v2(&raw const copy, stream.cu_stream()) };
+    let good = copy(strided_copy((to, 4, 3), (from, 5, 4), extent));
+    check("copied", good == sys::CUresult::CUDA_SUCCESS)?;
+    let mut expected = [99u8; 24];
+    for (plane, row, column) in (0..2).flat_map(|p| (0..2).flat_map(move |r| (0..3).map(move |c| (p, r, c))))
+    {
+        expected[(plane * 3 + row) * 4 + column] = bytes[((plane + 1) * 4 + row + 2) * 5 + column + 1];
+    }
+    check("the rows", stream.clone_dtoh(&target).is_ok_and(|got| got == expected))?;
+    // Rows that overlap the next, planes that overlap, a pitch that is too large.
+    let invalid = [
+        strided_copy((to, 2, 3), (from, 5, 4), extent),
+        strided_copy((to, 4, 3), (from, 3, 4), extent),
+        strided_copy((to, 4, 1), (from, 5, 4), extent),
+        strided_copy((to, 4, 3), (from, 1 << 31, 4), extent),
+        strided_copy((0, 4, 3), (from, 5, 4), extent),
+    ];
+    for (number, one) in invalid.into_iter().enumerate() {
+        let result = copy(one);
+        check(&format!("copy {number} is refused"), result == sys::CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    }
+    check("of nothing", copy(strided_copy((0, 0, 0), (0, 0, 0), [3, 0, 2])) == sys::CUresult::CUDA_SUCCESS)?;
+    Ok(String::new())
+}
+
+/// Rows behind those of the source.
+fn strided_overrun(_: &[String]) -> Outcome {
+    let stream = stream()?;
+    let source = stream.clone_htod(&[0u8; 4 * 128]).context(|| "to the device".into())?;
+    let target = stream.clone_htod(&[0u8; 4 * 128]).context(|| "to the device".into())?;
+    let (from, to) = (start_of(&stream, &source), start_of(&stream, &target));
+    let copy = strided_copy((to, 100, 3), (from, 128, 3), [100, 1, 2]);
+    // SAFETY: the emulator ends the process, since the last row is beyond the source.
+    unsafe { sys::cuMemcpy3DAsync_v2(&raw const copy, stream.cu_stream()) };
+    Ok(String::new())
 }
 
 fn peers(_: &[String]) -> Outcome {

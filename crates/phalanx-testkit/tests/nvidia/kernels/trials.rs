@@ -26,6 +26,7 @@ pub const TRIALS: &[Case] = &[
     case("text_with_nul", text_with_nul),
     case("examples/ring", || example("ring.cu", RING, &["ring"])),
     case("examples/halo", || example("halo.cu", HALO, &["halo"])),
+    case("examples/heat_3d", || example("heat_3d.cu", HEAT_3D, &["step"])),
     case("examples/epilogue", epilogue),
     case("headers_of_phalanx", headers_of_phalanx),
     case("examples/fused", || example("fused.cu", FUSED, &["compute", "compute_and_put"])),
@@ -47,6 +48,7 @@ pub const TRIALS: &[Case] = &[
 
 const RING: &str = include_str!("../../../../phalanx/examples/kernels/ring.cu");
 const HALO: &str = include_str!("../../../../phalanx/examples/kernels/halo.cu");
+const HEAT_3D: &str = include_str!("../../../../phalanx/examples/kernels/heat_3d.cu");
 const EPILOGUE: &str = include_str!("../../../../phalanx/examples/kernels/epilogue.cu");
 const FUSED: &str = include_str!("../../../../phalanx/examples/kernels/fused.cu");
 

@@ -1,24 +1,38 @@
 //! Halos that arrive while their rank computes: [`HaloExchange`].
 
 use super::Grid;
-use super::halo::{Slab, check};
+use super::halo::check;
+#[cfg(feature = "_gpu")]
+use super::on_gpu::GpuHalo;
+use super::slab::Slab;
 use crate::api::checks::same_len;
 use crate::api::comm::Comm;
 use crate::api::request::Request;
+use crate::buffer::loan::Loan;
+use crate::buffer::stream::Stream;
+use crate::buffer::{Source, Target};
 use crate::types::dtype::Plain;
-use crate::types::error::Result;
+use crate::types::error::{Result, UsageError};
+use crate::types::memory::{Space, Span};
 use std::ops::Range;
 
 const OPERATION: &str = "start_exchange_halo";
 
 /// The tag of the messages: below that of other neighbors' messages.
-const TAG: u32 = 32_764;
+pub(super) const TAG: u32 = 32_764;
 
 /// The halo of an array, on its way: [`Comm::start_exchange_halo`] makes it.
 #[must_use = "the halo is filled by `finish`"]
 pub struct HaloExchange<T> {
     shape: Vec<usize>,
-    messages: Vec<(Vec<Range<usize>>, Messages<T>)>,
+    stream: Stream,
+    under_way: UnderWay<T>,
+}
+
+enum UnderWay<T> {
+    OnHost(Vec<(Vec<Range<usize>>, Messages<T>)>),
+    #[cfg(feature = "_gpu")]
+    OnGpu(GpuHalo),
 }
 
 /// The cells that go one way: those of this rank, those that come into its halo, or both.
@@ -47,34 +61,65 @@ impl<T: Plain> Messages<T> {
 }
 
 impl<T: Plain> HaloExchange<T> {
-    /// Waits for the neighbors' cells, and puts them into the halo of the array, which has the shape that it had.
+    /// Puts the neighbors' cells into the halo of the array, which has the shape that it had and is in memory of the same kind. Host memory:
+    /// waits for them. GPU memory: this is enqueued behind them, on the stream of the exchange.
     ///
     /// # Errors
-    /// Those of the messages; [`UsageError::Length`](crate::UsageError::Length) for an array of another length.
-    pub fn finish(self, array: &mut [T]) -> Result<()> {
-        // All are waited for, even if some fail.
-        let waited: Vec<Result<_>> =
-            self.messages.into_iter().map(|(ranges, messages)| Ok((ranges, messages.wait()?))).collect();
-        let received = waited.into_iter().collect::<Result<Vec<_>>>()?;
-        same_len(
-            OPERATION,
-            "in-place",
-            array.len(),
-            self.shape.iter().product(),
-            "the product of the shape",
-        )?;
-        for (ranges, cells) in received {
-            if let Some(cells) = cells {
-                Slab { shape: &self.shape, ranges }.unpack(&cells, array);
+    /// Those of the messages; [`UsageError`](crate::UsageError) for an array of another length or in other memory.
+    pub fn finish<A: Target<Elem = T> + ?Sized>(self, array: &mut A) -> Result<()> {
+        let (len, expected) = (array.len(), self.shape.iter().product());
+        let is_of_shape = same_len(OPERATION, "in-place", len, expected, "the product of the shape");
+        match self.under_way {
+            UnderWay::OnHost(messages) => {
+                // All are waited for, even if some fail.
+                let waited: Vec<Result<_>> =
+                    messages.into_iter().map(|(ranges, messages)| Ok((ranges, messages.wait()?))).collect();
+                let received = waited.into_iter().collect::<Result<Vec<_>>>()?;
+                is_of_shape?;
+                let loan = array.lend_mut(&self.stream)?;
+                let start = address(&loan, Space::Host)?;
+                // SAFETY: the contract of `lend_mut`: so many elements in host memory, which nothing else uses while the loan lasts.
+                let array = unsafe { std::slice::from_raw_parts_mut(start.cast::<T>(), len) };
+                for (ranges, cells) in received {
+                    if let Some(cells) = cells {
+                        Slab { shape: &self.shape, ranges }.unpack(&cells, array);
+                    }
+                }
+                Ok(())
+            }
+            #[cfg(feature = "_gpu")]
+            UnderWay::OnGpu(halo) => {
+                is_of_shape?;
+                let loan = array.lend_mut(&self.stream)?;
+                let start = address(&loan, Space::Device)?;
+                // SAFETY: the array is lent to the stream of the exchange, and has the shape.
+                unsafe { halo.unpack::<T>(start as u64, &self.shape) }
             }
         }
-        Ok(())
     }
 
-    /// Whether [`finish`](Self::finish) would answer at once.
+    /// Whether [`finish`](Self::finish) would answer at once. In GPU memory it always would.
     pub fn is_done(&mut self) -> bool {
-        self.messages.iter_mut().fold(true, |all, (_, messages)| messages.is_done() && all)
+        match &mut self.under_way {
+            UnderWay::OnHost(messages) => {
+                messages.iter_mut().fold(true, |all, (_, messages)| messages.is_done() && all)
+            }
+            #[cfg(feature = "_gpu")]
+            UnderWay::OnGpu(_) => true,
+        }
     }
+}
+
+/// The address of an array that is lent, if it is in memory of the kind in which the exchange was started.
+fn address(loan: &Loan<'_>, started: Space) -> Result<*mut u8> {
+    let name = |space| if space == Space::Host { "host memory" } else { "GPU memory" };
+    let Span { start, space } = loan.span();
+    if space == started {
+        return Ok(start);
+    }
+    let (memory, wanted) = (name(space).into(), name(started).into());
+    let remedy = "finish the exchange with the array, or a copy of it, with which it was started";
+    Err(UsageError::Memory { memory, wanted, remedy }.into())
 }
 
 impl Comm {
@@ -103,46 +148,105 @@ impl Comm {
     /// # }
     /// ```
     ///
+    /// # GPU memory
+    /// This enqueues the copies of the outer cells and the messages on the communicator's stream, and `finish` the copies into the halo,
+    /// behind all uses of the array until then. So a kernel on another stream that only reads the array runs between the two, beside the
+    /// messages. The example `heat_3d_gpu` does so:
+    ///
+    /// ```no_run
+    /// # #[cfg(all(feature = "nccl", feature = "jit"))] mod example {
+    /// # use phalanx::cudarc::driver::{CudaSlice, CudaStream, LaunchConfig};
+    /// # use phalanx::jit::{Kernel, reads, writes};
+    /// # fn step(comm: phalanx::Comm, grid: phalanx::Grid, inside: Kernel<'_>, edges: Kernel<'_>, config: LaunchConfig,
+    /// #     compute: std::sync::Arc<CudaStream>, mut heat: CudaSlice<f32>, mut next: CudaSlice<f32>) -> phalanx::Result<()> {
+    /// let halo = comm.start_exchange_halo(&grid, &heat, &[66, 66, 66], &[1, 1, 1])?;
+    /// # unsafe {
+    /// inside.launch(&compute, config, [reads(&heat), writes(&mut next)])?;
+    /// halo.finish(&mut heat)?;
+    /// edges.launch(&compute, config, [reads(&heat), writes(&mut next)])?;
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As for `exchange_halo`.
-    pub fn start_exchange_halo<T: Plain>(
+    pub fn start_exchange_halo<A>(
         &self,
         grid: &Grid,
-        array: &[T],
+        array: &A,
         shape: &[usize],
         width: &[usize],
-    ) -> Result<HaloExchange<T>> {
+    ) -> Result<HaloExchange<A::Elem>>
+    where
+        A: Source + ?Sized,
+        A::Elem: Plain,
+    {
         grid.check_ranks(OPERATION, self)?;
         check(OPERATION, grid, array.len(), shape, width)?;
-        let coordinates = grid.coordinates(self.rank());
-        let neighbor = |way: &[isize], sign: isize| {
-            let place: Vec<isize> =
-                coordinates.iter().zip(way).map(|(place, step)| *place as isize + sign * step).collect();
-            grid.rank_at(&place)
+        let ways = ways_of(grid, self.rank(), shape, width);
+        let len = array.len();
+        let loan = array.lend(&self.stream)?;
+        let Span { start, space } = loan.span();
+        let under_way = match space {
+            // SAFETY: the contract of `lend`: so many initialised elements in host memory, which do not change while the loan lasts.
+            Space::Host => {
+                self.start_on_host(unsafe { std::slice::from_raw_parts(start.cast(), len) }, ways)?
+            }
+            #[cfg(feature = "_gpu")]
+            // SAFETY: the array is lent to the stream, and has the shape.
+            Space::Device => UnderWay::OnGpu(unsafe { self.start_on_gpu::<A::Elem>(OPERATION, loan, ways) }?),
+            #[cfg(not(feature = "_gpu"))]
+            Space::Device => unreachable!("no buffer is there"),
         };
-        let mut messages = Vec::new();
-        // All ranks go through the ways in one order, so the messages between two match, also if they are neighbors in several ways.
-        for way in ways(width) {
-            let arriving = slab(shape, width, &way, arriving);
-            let leaving = || slab(shape, width, &way, leaving).pack(array);
-            let under_way = match (neighbor(&way, -1), neighbor(&way, 1)) {
-                (None, None) => continue,
-                (None, Some(destination)) => {
-                    Messages::Sent(self.start_send_tagged(leaving(), destination, TAG)?)
-                }
-                (Some(source), None) => {
-                    Messages::Received(self.start_recv_tagged(arriving.pack(array), source, TAG)?)
-                }
-                (Some(source), Some(destination)) => {
-                    let received = arriving.pack(array);
-                    let both = self.start_send_recv_tagged(leaving(), destination, received, source, TAG)?;
-                    Messages::Both(both)
-                }
-            };
-            messages.push((arriving.ranges, under_way));
-        }
-        Ok(HaloExchange { shape: shape.into(), messages })
+        Ok(HaloExchange { shape: shape.into(), stream: self.stream.clone(), under_way })
     }
+
+    fn start_on_host<T: Plain>(&self, array: &[T], ways: Vec<Way<'_>>) -> Result<UnderWay<T>> {
+        let start = |way: Way<'_>| -> Result<_> {
+            let leaving = way.leaving.map(|(destination, slab)| (slab.pack(array), destination));
+            let arriving = way.arriving.map(|(source, slab)| (slab.pack(array), source, slab.ranges));
+            Ok(match (leaving, arriving) {
+                (None, None) => None,
+                (Some((cells, destination)), None) => {
+                    let request = self.start_send_tagged(cells, destination, TAG)?;
+                    Some((Vec::new(), Messages::Sent(request)))
+                }
+                (None, Some((cells, source, ranges))) => {
+                    Some((ranges, Messages::Received(self.start_recv_tagged(cells, source, TAG)?)))
+                }
+                (Some((cells, destination)), Some((received, source, ranges))) => {
+                    let both = self.start_send_recv_tagged(cells, destination, received, source, TAG)?;
+                    Some((ranges, Messages::Both(both)))
+                }
+            })
+        };
+        let started = ways.into_iter().filter_map(|way| start(way).transpose());
+        Ok(UnderWay::OnHost(started.collect::<Result<_>>()?))
+    }
+}
+
+/// One of the ways in which cells go: those of this rank with the rank that gets them, and the places of those that come, with the rank that
+/// sends them.
+pub(super) struct Way<'s> {
+    pub leaving: Option<(usize, Slab<'s>)>,
+    pub arriving: Option<(usize, Slab<'s>)>,
+}
+
+/// All ways of a rank. All ranks go through them in one order, so the messages between two match, also if they are neighbors in several ways.
+fn ways_of<'s>(grid: &Grid, rank: usize, shape: &'s [usize], width: &[usize]) -> Vec<Way<'s>> {
+    let coordinates = grid.coordinates(rank);
+    let neighbor = |way: &[isize], sign: isize| {
+        let place: Vec<isize> =
+            coordinates.iter().zip(way).map(|(place, step)| *place as isize + sign * step).collect();
+        grid.rank_at(&place)
+    };
+    let with_slabs = |way: Vec<isize>| Way {
+        leaving: neighbor(&way, 1).map(|rank| (rank, slab(shape, width, &way, leaving))),
+        arriving: neighbor(&way, -1).map(|rank| (rank, slab(shape, width, &way, arriving))),
+    };
+    ways(width).into_iter().map(with_slabs).collect()
 }
 
 /// The ways in which cells go: a step of -1, 0 or 1 in each dimension that has a halo, but for none at all.
@@ -189,6 +293,6 @@ fn arriving(size: usize, width: usize, step: isize) -> Range<usize> {
 
 impl<T> std::fmt::Debug for HaloExchange<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HaloExchange").field("messages", &self.messages.len()).finish_non_exhaustive()
+        f.debug_struct("HaloExchange").field("shape", &self.shape).finish_non_exhaustive()
     }
 }

@@ -4,7 +4,10 @@ mod by_host;
 mod halo;
 mod in_flight;
 mod neighbors;
+#[cfg(feature = "_gpu")]
+mod on_gpu;
 mod sizes;
+mod slab;
 
 pub use in_flight::HaloExchange;
 pub use neighbors::Neighbors;

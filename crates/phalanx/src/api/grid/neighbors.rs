@@ -2,6 +2,7 @@
 
 use super::Grid;
 use crate::api::comm::Comm;
+use crate::buffer::{Source, Target};
 use crate::types::dtype::Plain;
 use crate::types::error::{Result, UsageError};
 
@@ -159,20 +160,29 @@ impl Comm {
         check_blocks(operation, "recv", recv.len(), recv_counts, neighbors.sources.len())?;
         let sends = sent.blocks(operation, neighbors.destinations.len())?;
         let mut rest = recv;
-        let blocks = recv_counts.iter().map(|count| rest.split_off_mut(..*count));
-        let mut receives: Vec<Option<&mut [T]>> = blocks.collect();
+        let blocks =
+            recv_counts.iter().map(|count| rest.split_off_mut(..*count).expect("the lengths were checked"));
+        let mut receives: Vec<&mut [T]> = blocks.collect();
+        self.exchange_blocks(neighbors, &sends, &mut receives)
+    }
+
+    /// Sends a block to each destination, and receives one from each source: checked ranks, and as many blocks.
+    pub(super) fn exchange_blocks<S: Source, R: Target>(
+        &self,
+        neighbors: &Neighbors,
+        sends: &[S],
+        receives: &mut [R],
+    ) -> Result<()> {
+        let mut receives: Vec<Option<&mut R>> = receives.iter_mut().map(Some).collect();
         self.group(|group| {
-            for (block, rank) in sends.into_iter().zip(&neighbors.destinations) {
+            for (block, rank) in sends.iter().zip(&neighbors.destinations) {
                 let Some(rank) = rank else { continue };
                 group.send_tagged(block, *rank, TAG)?;
             }
             for place in &neighbors.receive_order {
                 let Some(rank) = neighbors.sources[*place] else { continue };
-                group.recv_tagged(
-                    receives[*place].take().expect("each block is received once"),
-                    rank,
-                    TAG,
-                )?;
+                let block = receives[*place].take().expect("each block is received once");
+                group.recv_tagged(block, rank, TAG)?;
             }
             Ok(())
         })

@@ -179,7 +179,8 @@ impl Stream {
         Ok(slice)
     }
 
-    fn allocate<T: Element>(&self, len: usize) -> Result<Slice<T>> {
+    /// Memory of `len` elements, uninitialised.
+    pub(crate) fn allocate<T: Element>(&self, len: usize) -> Result<Slice<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
             operation: "alloc_zeros",

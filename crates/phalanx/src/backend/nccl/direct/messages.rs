@@ -3,7 +3,7 @@
 use super::choose::{GpuAlgorithm, GpuTopology, Protocol};
 use super::launch::{KernelArguments, KernelLaunch};
 use super::setup::Direct;
-use super::tunables::{INBOX_BYTES, LONGEST_BETWEEN_TWO, LONGEST_LL, MESSAGES, SPREAD, WARPS};
+use super::tunables::{INBOX_BYTES, LONGEST_BETWEEN_TWO, LONGEST_LL, MAX_RANKS, MESSAGES, SPREAD, WARPS};
 use crate::backend::nccl::device::GpuDevice;
 use crate::backend::nccl::parts::Part;
 use crate::contract::Direction;
@@ -43,6 +43,31 @@ fn is_send(message: &Part) -> bool {
     matches!(message.direction, Direction::Send(_))
 }
 
+/// The messages of each launch. More than one launch has are in rounds: the n-th message to and from each peer is of round n. No launch
+/// has a part of a round, so on all ranks a round waits for earlier rounds only.
+fn in_launches<'m>(messages: Vec<&'m Part>) -> Vec<Vec<&'m Part>> {
+    if messages.len() <= MESSAGES {
+        return vec![messages];
+    }
+    let mut rounds: Vec<Vec<&Part>> = Vec::new();
+    for (place, message) in messages.iter().enumerate() {
+        let is_of_pair = |other: &&&Part| other.peer == message.peer && is_send(other) == is_send(message);
+        let round = messages[..place].iter().filter(is_of_pair).count();
+        rounds.resize_with(rounds.len().max(round + 1), Vec::new);
+        rounds[round].push(message);
+    }
+    // A round has at most two messages for each of the other ranks: fewer than a launch.
+    const { assert!(2 * MAX_RANKS <= MESSAGES) };
+    let mut launches: Vec<Vec<&Part>> = Vec::new();
+    for round in rounds {
+        match launches.last_mut() {
+            Some(launch) if launch.len() + round.len() <= MESSAGES => launch.extend(round),
+            _ => launches.push(round),
+        }
+    }
+    launches
+}
+
 impl Direct {
     /// Whether an own kernel carries a message out: both its ends decide alike, by its length.
     pub fn carries(&self, message: &Part, rank: usize) -> bool {
@@ -79,7 +104,7 @@ impl Direct {
         {
             let is_now = |message: &&Part| message.stream == *stream && phase.contains(&is_send(message));
             let now: Vec<&Part> = messages.iter().filter(is_now).collect();
-            for some in now.chunks(MESSAGES) {
+            for some in in_launches(now).iter().filter(|some| !some.is_empty()) {
                 launches.push(self.message_launch(device, rank, some)?);
             }
         }
