@@ -167,6 +167,12 @@ impl ControlChannel {
         let _ = self.endpoint.given_name.set(name.to_owned());
     }
 
+    /// The channel's number, the same on all ranks.
+    #[cfg(feature = "nccl")]
+    pub fn id(&self) -> u64 {
+        self.endpoint.id()
+    }
+
     /// Announces a call, before anything of it is done. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, announced: &AnnouncedCall) {
@@ -312,6 +318,16 @@ impl ControlChannel {
             return Err(endpoint.fail(&ChannelFailure::Timeout { missing, context: context() }));
         }
         Ok(())
+    }
+
+    /// Fails the channel for all ranks, since nothing reaches a rank that lives. Returns the failure that counts.
+    #[cfg(feature = "nccl")]
+    #[cold]
+    pub fn fail_unreachable(&self, rank: usize, announced: &AnnouncedCall, waited: Duration) -> Error {
+        let _failing = lock(&self.failing_lock);
+        let (endpoint, AnnouncedCall { sequence, record }) = (&self.endpoint, *announced);
+        let context = FailureContext { reporter: endpoint.rank, sequence, record, waited };
+        endpoint.fail(&ChannelFailure::Peer { rank, event: PeerEvent::Unreachable, context })
     }
 
     /// Whether a peer that left may have done its part, since ranks leave after their calls are complete. A call without a number needs all
