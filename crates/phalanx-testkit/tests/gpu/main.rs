@@ -14,6 +14,7 @@ mod flavour;
 mod fused;
 mod gpu_window_faults;
 mod gpu_windows;
+mod gpu_windows_on_hosts;
 mod groups;
 mod hosts;
 mod init_all;
@@ -51,6 +52,7 @@ const SHARES: &[Share] = &[
     ("own_kernels/again/", 24),
     ("own_kernels/", 2),
     ("experts/", 2),
+    ("gpu_windows/hosts/", 4),
     ("gpu_windows/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
@@ -128,6 +130,7 @@ fn main() -> ExitCode {
         fused::SCENARIOS,
         gpu_window_faults::SCENARIOS,
         gpu_windows::SCENARIOS,
+        gpu_windows_on_hosts::SCENARIOS,
         hosts::SCENARIOS,
         linked::SCENARIOS,
         mpirun::SCENARIOS,
@@ -198,6 +201,7 @@ fn main() -> ExitCode {
             trials.extend(fused::trials());
             trials.extend(gpu_windows::trials());
             trials.extend(gpu_window_faults::trials());
+            trials.extend(gpu_windows_on_hosts::trials());
             trials.extend(peers::trials());
             trials.extend(experts::trials());
             trials.extend(soak::trials());

@@ -130,8 +130,9 @@ struct Calling {
     is_closing: bool,
 }
 
-#[derive(Default)]
 pub(super) struct Client {
+    /// This rank.
+    own: usize,
     windows: Vec<Calling>,
     /// What was asked so far.
     numbers: u64,
@@ -140,6 +141,10 @@ pub(super) struct Client {
 }
 
 impl Client {
+    pub fn new(own: usize) -> Client {
+        Client { own, windows: Vec::new(), numbers: 0, answers: HashMap::new() }
+    }
+
     /// Asks a rank that is known to open a window. `note` makes the question of its number.
     pub fn open(&mut self, opened: Arc<Opened>, note: impl FnOnce(u64) -> Note, tools: &mut Tools) {
         self.numbers += 1;
@@ -161,7 +166,8 @@ impl Client {
     }
 
     /// Closes a window when its work is done. Work that is left is given up.
-    pub fn close(&mut self, opened: &Arc<Opened>, rank: usize) {
+    pub fn close(&mut self, opened: &Arc<Opened>) {
+        let rank = self.own;
         let Some(calling) = self.of(opened) else { return };
         calling.is_closing = true;
         if !calling.jobs.is_empty() {
@@ -192,12 +198,12 @@ impl Client {
 
     /// Goes on; whether something has moved.
     pub fn advance(&mut self, tools: &mut Tools) -> Result<bool> {
-        let Client { windows, numbers, answers } = self;
+        let Client { own, windows, numbers, answers } = self;
         let mut has_moved = false;
         for calling in &mut *windows {
             has_moved |= calling.advance(tools, numbers, answers)?;
         }
-        windows.retain_mut(|calling| !calling.is_over(tools));
+        windows.retain_mut(|calling| !calling.is_over(*own, tools));
         if windows.is_empty() {
             answers.clear();
         }
@@ -292,7 +298,7 @@ impl Calling {
     }
 
     /// Whether the window is closed, and nothing of it is under way.
-    fn is_over(&mut self, tools: &mut Tools) -> bool {
+    fn is_over(&mut self, own: usize, tools: &mut Tools) -> bool {
         if self.opened.state() == State::Refused {
             return true;
         }
@@ -308,8 +314,11 @@ impl Calling {
             }
             *step = Step::Free;
         }
-        let note = Note::Close { nonce: self.opened.nonce };
-        tools.carrier.send_note(self.opened.rank(), note.to_bytes());
+        // Of its own window the rank is told where it closes it.
+        if self.opened.rank() != own {
+            let note = Note::Close { nonce: self.opened.nonce };
+            tools.carrier.send_note(self.opened.rank(), note.to_bytes());
+        }
         true
     }
 }

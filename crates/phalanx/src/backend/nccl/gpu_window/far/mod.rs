@@ -253,5 +253,9 @@ impl Drop for FarWindow {
             );
         }
         self.far.shared.order(Order::Close(self.opened.clone()));
+        if self.opened.copies.rank == communicator.rank {
+            // Whoever drops its own window releases it next.
+            self.far.shared.parts.close(&self.opened.nonce, communicator.rank);
+        }
     }
 }

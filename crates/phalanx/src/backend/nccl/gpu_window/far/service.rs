@@ -1,7 +1,7 @@
 //! [`Service`]: the thread that moves GPU memory between hosts, for the windows of this rank and for those that it has open.
 
 use super::client::{Client, Job, Opened};
-use super::note::{Note, Nonce};
+use super::note::{Note, Verdict};
 use super::part::{Part, Parts};
 use super::server::{Server, answer};
 use super::staging::Tools;
@@ -84,7 +84,7 @@ pub(super) struct Service {
 impl Service {
     pub fn new(shared: Arc<Shared>, tools: Tools, server: Server) -> Service {
         let known = vec![false; shared.communicator.ranks];
-        let (client, looked) = (Client::default(), RunInstant::now());
+        let (client, looked) = (Client::new(shared.communicator.rank), RunInstant::now());
         Service { shared, tools, client, server, known, failure: None, looked, ending: None }
     }
 
@@ -93,13 +93,15 @@ impl Service {
         let current = self.tools.device.enter();
         let mut moved = RunInstant::now();
         while !self.is_over() {
-            let Some(has_moved) = unless_exiting(|| self.pass()) else {
-                // The libraries may be gone.
-                std::mem::forget((self, current));
-                return;
-            };
-            if has_moved {
-                moved = RunInstant::now();
+            match unless_exiting(|| self.pass()) {
+                Some(Ok(true)) => moved = RunInstant::now(),
+                Some(Ok(false)) => {}
+                Some(Err(error)) => self.fail(error),
+                None => {
+                    // The libraries may be gone.
+                    std::mem::forget((self, current));
+                    return;
+                }
             }
             match moved.elapsed() {
                 quiet if quiet < KEEN => std::thread::yield_now(),
@@ -122,7 +124,8 @@ impl Service {
         self.server.is_idle() && self.client.is_idle() || since.elapsed() > FLUSHING
     }
 
-    fn pass(&mut self) -> bool {
+    /// Does what can be done now; whether something has moved.
+    fn pass(&mut self) -> Result<bool> {
         let orders = std::mem::take(&mut *lock(&self.shared.orders));
         let mut has_moved = !orders.is_empty();
         orders.into_iter().for_each(|order| self.obey(order));
@@ -133,23 +136,16 @@ impl Service {
                 self.take(from, note);
             }
         }
-        let served = self.server.advance(&self.shared.parts, &mut self.tools);
-        let advanced = served.and_then(|served| Ok(self.client.advance(&mut self.tools)? || served));
-        match advanced {
-            Ok(advanced) => has_moved |= advanced,
-            Err(error) => self.fail(error),
-        }
+        has_moved |= self.server.advance(&self.shared.parts, &mut self.tools)?;
+        has_moved |= self.client.advance(&mut self.tools)?;
         if self.looked.elapsed() > LOOK {
             self.looked = RunInstant::now();
-            if let Err(error) = self.look() {
-                self.fail(error);
-            }
+            self.look()?;
         }
-        has_moved
+        Ok(has_moved)
     }
 
     fn obey(&mut self, order: Order) {
-        let own = self.shared.communicator.rank;
         match order {
             Order::Open { opened, address, channel, dtype, marked } => {
                 if self.failure.is_some() {
@@ -167,7 +163,7 @@ impl Service {
                     self.client.fail(failure, &mut self.tools);
                 }
             }
-            Order::Close(opened) => self.client.close(&opened, own),
+            Order::Close(opened) => self.client.close(&opened),
             Order::Tell(part, note) => {
                 for rank in part.holders() {
                     self.tools.carrier.send_note(rank, note.clone().to_bytes());
@@ -189,7 +185,7 @@ impl Service {
                 let is_ours = channel == self.shared.communicator.control_channel.id();
                 let verdict = match is_ours {
                     true => parts.open(nonce, from, dtype, marked),
-                    false => super::note::Verdict::Nothing,
+                    false => Verdict::Nothing,
                 };
                 answer(tools, from, number, verdict);
             }
@@ -203,12 +199,8 @@ impl Service {
             }
             Note::Signal { number, nonce } => answer(tools, from, number, parts.signal(&nonce, from)),
             Note::Answer { number, verdict } => self.client.take_answer(from, number, verdict),
-            Note::Released { nonce } => self.released(from, &nonce),
+            Note::Released { nonce } => self.client.released(from, &nonce),
         }
-    }
-
-    fn released(&self, from: usize, nonce: &Nonce) {
-        self.client.released(from, nonce);
     }
 
     /// An error if the communicator has failed, or fails now: a rank that this one waits for is gone, or too late.
@@ -250,9 +242,11 @@ impl Service {
             }
         }
         self.failure = Some(error.clone());
-        self.client.fail(&error, &mut self.tools);
-        self.server.end_pieces();
-        self.server.give_up(|_| true, &mut self.tools);
+        unless_exiting(|| {
+            self.client.fail(&error, &mut self.tools);
+            self.server.end_pieces();
+            self.server.give_up(|_| true, &mut self.tools);
+        });
         self.shared.parts.end();
         self.shared.communicator.fail(error);
     }
