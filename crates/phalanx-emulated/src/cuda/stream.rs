@@ -24,6 +24,8 @@ const NON_BLOCKING: c_uint = 1;
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 const WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`.
+const WRITE_VALUE_DEFAULT: c_uint = 0;
 /// How often a stream looks at a word that it waits for.
 const POLL: Duration = Duration::from_micros(20);
 
@@ -152,5 +154,19 @@ exported! {
             }
         };
         stream.enqueue(Arc::new(Plain(wait)))
+    }
+
+    fn cuStreamWriteValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint) {
+        if flags != WRITE_VALUE_DEFAULT || !address.is_multiple_of(4) {
+            return Err(INVALID_VALUE);
+        }
+        let stream = find(FUNCTION, stream)?;
+        let word = Range::given(FUNCTION, "the word", address, 4);
+        let write = move || {
+            word.check(When::Performed);
+            // SAFETY: as above. What the stream has written before is seen by whoever sees the value.
+            unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(value, Ordering::Release);
+        };
+        stream.enqueue(Arc::new(Plain(write)))
     }
 }

@@ -409,6 +409,12 @@ impl ControlChannel {
         rank != endpoint.rank && (endpoint.has_exited(rank) || endpoint.gone(rank) == Some(PeerEvent::Died))
     }
 
+    /// Whether a rank has left the communicator in order.
+    #[cfg(feature = "nccl")]
+    pub fn has_left(&self, rank: usize) -> bool {
+        self.endpoint.gone(rank) == Some(PeerEvent::Left)
+    }
+
     /// Whether a peer has ended without leaving.
     pub fn has_casualties(&self) -> bool {
         let endpoint = &self.endpoint;

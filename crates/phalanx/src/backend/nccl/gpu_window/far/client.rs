@@ -1,11 +1,12 @@
 //! [`Client`]: carries out this rank's copies to and from windows of other ranks.
 //!
-//! A copy waits until its stream has come to it, goes in pieces, of which two are under way, and lets its stream go on when all are answered.
-//! The copies of a window are made one after the other, since they are on one stream.
+//! The program's stream copies between the caller's buffer and the staging itself, so that the buffer may be freed behind it. Copies and signals are
+//! *jobs*. Each consists of numbered steps, which are enqueued at once: the first says that the stream has come to the job, one for each
+//! piece copies it, and the last ends the job. Before each but the first the stream waits until the service grants the step
+//! ([`Words`](super::staging::Words)): of a put when the place is free, of a get when the data is there, and the last when all is answered.
 
-use super::note::{Cutter, Note, Nonce, Piece, Verdict, data_number};
+use super::note::{Cutter, Nonce, Note, Piece, Verdict, data_number};
 use super::staging::{SLOTS, Staging, Tools};
-use crate::backend::nccl::device::GpuEvent;
 use crate::backend::nccl::gpu_window::remote::CopyStream;
 use crate::backend::nccl::gpu_window::stale;
 use crate::contract::CopyDirection;
@@ -22,8 +23,8 @@ pub(super) struct Opened {
     pub copies: Arc<CopyStream>,
     pub nonce: Nonce,
     state: AtomicU8,
-    /// Number of the last copy or signal. Its stream waits until the staging's word has come to it. Locked while one is enqueued.
-    pub tickets: Mutex<u32>,
+    /// Steps that were enqueued. Locked while a job is.
+    pub steps: Mutex<u32>,
     /// Taken at the end.
     staging: Option<Staging>,
     /// Where the staging goes then.
@@ -51,7 +52,7 @@ impl Opened {
         pool: Arc<Mutex<Vec<Staging>>>,
     ) -> Opened {
         let state = AtomicU8::new(State::Asked as u8);
-        Opened { copies, nonce, state, tickets: Mutex::new(0), staging: Some(staging), pool }
+        Opened { copies, nonce, state, steps: Mutex::new(0), staging: Some(staging), pool }
     }
 
     pub fn state(&self) -> State {
@@ -75,9 +76,16 @@ impl Opened {
         self.copies.rank
     }
 
-    /// Lets the stream go on behind a copy or signal, and all before.
-    fn let_go(&self, ticket: u32) {
-        self.staging().word().store(ticket, Ordering::Release);
+    /// Lets the stream go on up to a step.
+    fn grant(&self, step: u32) {
+        self.staging().words().granted.store(step, Ordering::Release);
+    }
+
+    /// Whether the stream has done a step.
+    fn has_done(&self, step: u32) -> bool {
+        let done = self.staging().words().done.load(Ordering::Acquire);
+        // The difference counts: the numbers may wrap around.
+        done.wrapping_sub(step) as i32 >= 0
     }
 }
 
@@ -89,31 +97,25 @@ impl Drop for Opened {
 
 /// A copy or a signal.
 pub(super) struct Job {
-    pub ticket: u32,
-    /// Behind what the stream does before.
-    pub ready: GpuEvent,
+    /// Its first and its last step.
+    pub steps: [u32; 2],
     pub work: Work,
 }
 
 pub(super) enum Work {
-    Copy {
-        direction: CopyDirection,
-        /// Where the caller's buffer begins.
-        local: u64,
-        pieces: Cutter,
-    },
+    Copy { direction: CopyDirection, pieces: Cutter },
     Signal,
 }
 
-/// What is done in a place of the staging.
-enum Step {
+/// What is done in a place of the staging. Steps are those of the stream.
+enum Place {
     Free,
-    /// The GPU copies a piece there, which is to be put.
-    Filling(Piece),
-    /// The piece is on the network, or was given up.
-    Away { number: u64, posted: Option<Posted>, verdict: Option<Verdict>, piece: Piece },
-    /// The GPU copies a piece, which was got, from there.
-    Emptying,
+    /// The stream copies a piece there, which is to be put.
+    Filling(Piece, u32),
+    /// A piece is on the network.
+    Away { number: u64, posted: Option<Posted>, verdict: Option<Verdict>, step: u32 },
+    /// The stream copies a piece, which was got, from there.
+    Emptying(u32),
     /// The connection broke. Who is gone, or cannot be reached, is found by the service.
     Broken,
 }
@@ -122,10 +124,12 @@ enum Step {
 struct Calling {
     opened: Arc<Opened>,
     jobs: VecDeque<Job>,
-    steps: [Step; SLOTS],
-    /// The number under which it, or the signal, was asked.
+    places: [Place; SLOTS],
+    /// The next piece of the first job, and its step.
+    next: (Option<Piece>, u32),
+    /// The number under which the window, or the signal, was asked.
     asked: Option<u64>,
-    /// Since when the first of the jobs moves nothing.
+    /// Since when the first job, to which the stream has come, moves nothing.
     since: Option<RunInstant>,
     is_closing: bool,
 }
@@ -149,9 +153,9 @@ impl Client {
     pub fn open(&mut self, opened: Arc<Opened>, note: impl FnOnce(u64) -> Note, tools: &mut Tools) {
         self.numbers += 1;
         tools.carrier.send_note(opened.rank(), note(self.numbers).to_bytes());
-        let (jobs, steps) = (VecDeque::new(), [Step::Free, Step::Free]);
+        let (jobs, places, next) = (VecDeque::new(), [Place::Free, Place::Free], (None, 0));
         let (asked, since) = (Some(self.numbers), None);
-        self.windows.push(Calling { opened, jobs, steps, asked, since, is_closing: false });
+        self.windows.push(Calling { opened, jobs, places, next, asked, since, is_closing: false });
     }
 
     fn of(&mut self, opened: &Arc<Opened>) -> Option<&mut Calling> {
@@ -161,7 +165,7 @@ impl Client {
     pub fn add(&mut self, opened: &Arc<Opened>, job: Job) {
         match self.of(opened) {
             Some(calling) => calling.jobs.push_back(job),
-            None => opened.let_go(job.ticket),
+            None => opened.grant(job.steps[1]),
         }
     }
 
@@ -210,18 +214,18 @@ impl Client {
         Ok(has_moved)
     }
 
-    /// Gives all work up, for a failure. The GPU copies nothing of it any more.
+    /// Gives all work up, for a failure.
     pub fn fail(&mut self, failure: &Error, tools: &mut Tools) {
         for calling in &mut self.windows {
-            let Calling { opened, jobs, steps, since, asked, .. } = calling;
+            let Calling { opened, jobs, places, since, asked, .. } = calling;
             let _ = opened.copies.failure.set(failure.clone());
-            for step in &mut *steps {
-                match step {
-                    Step::Away { posted: Some(posted), .. } if !tools.carrier.give_up(*posted) => {}
-                    _ => *step = Step::Free,
+            for place in &mut *places {
+                match place {
+                    Place::Away { posted: Some(posted), .. } if !tools.carrier.give_up(*posted) => {}
+                    _ => *place = Place::Free,
                 }
             }
-            jobs.drain(..).for_each(|job| opened.let_go(job.ticket));
+            jobs.drain(..).for_each(|job| opened.grant(job.steps[1]));
             (*since, *asked) = (None, None);
         }
     }
@@ -245,10 +249,13 @@ impl Calling {
         }
         let Some(job) = self.jobs.front_mut() else { return Ok(false) };
         if self.since.is_none() {
-            if !job.ready.is_complete()? {
+            if !self.opened.has_done(job.steps[0]) {
                 return Ok(false);
             }
             self.since = Some(RunInstant::now());
+            if let Work::Copy { pieces, .. } = &mut job.work {
+                self.next = (pieces.next(), job.steps[0].wrapping_add(1));
+            }
         }
         let mut has_moved = false;
         let is_done = match &mut job.work {
@@ -261,58 +268,57 @@ impl Calling {
                     tools.carrier.send_note(rank, note.to_bytes());
                     false
                 }
-                Some(number) => match answers.remove(&(rank, number)) {
-                    Some(verdict) => {
-                        judge(&self.opened, verdict);
-                        true
-                    }
-                    None => false,
-                },
+                Some(number) => answers.remove(&(rank, number)).is_some_and(|verdict| {
+                    judge(&self.opened, verdict);
+                    true
+                }),
             },
-            Work::Copy { direction, local, pieces } => {
-                for slot in 0..SLOTS {
-                    let mut copying = Copying {
-                        opened: &self.opened,
-                        slot,
-                        direction: *direction,
-                        local: *local,
-                        numbers: &mut *numbers,
-                        answers: &mut *answers,
-                    };
-                    while copying.advance(&mut self.steps[slot], pieces, tools)? {
-                        has_moved = true;
-                    }
+            Work::Copy { direction, pieces } => {
+                let is_put = *direction == CopyDirection::Put;
+                let mut copying = Copying {
+                    opened: &self.opened,
+                    is_put,
+                    next: &mut self.next,
+                    pieces,
+                    numbers: &mut *numbers,
+                    answers: &mut *answers,
+                    tools,
+                };
+                while (0..SLOTS).any(|slot| copying.advance(&mut self.places, slot)) {
+                    has_moved = true;
                 }
-                self.steps.iter().all(|step| matches!(step, Step::Free))
+                let is_over = self.next.0.is_none() || self.opened.copies.failure.get().is_some();
+                is_over && self.places.iter().all(|place| matches!(place, Place::Free))
             }
         };
         if has_moved {
             self.since = Some(RunInstant::now());
         }
         if is_done {
-            self.opened.let_go(job.ticket);
+            self.opened.grant(job.steps[1]);
             self.jobs.pop_front();
             (self.since, self.asked) = (None, None);
         }
         Ok(has_moved || is_done)
     }
 
-    /// Whether the window is closed, and nothing of it is under way.
+    /// Whether the window is closed, and nothing of it is under way: on the network, nor on the stream.
     fn is_over(&mut self, own: usize, tools: &mut Tools) -> bool {
         if self.opened.state() == State::Refused {
             return true;
         }
-        if !self.is_closing || !self.jobs.is_empty() {
+        // Nobody enqueues any more, who might hold the lock for long.
+        if !self.is_closing || !self.jobs.is_empty() || !self.opened.has_done(*lock(&self.opened.steps)) {
             return false;
         }
         // What was given up.
-        for step in &mut self.steps {
-            if let Step::Away { posted: Some(posted), .. } = step
+        for place in &mut self.places {
+            if let Place::Away { posted: Some(posted), .. } = place
                 && tools.carrier.outcome(*posted).is_none()
             {
                 return false;
             }
-            *step = Step::Free;
+            *place = Place::Free;
         }
         // Of its own window the rank is told where it closes it.
         if self.opened.rank() != own {
@@ -333,113 +339,114 @@ fn judge(opened: &Opened, verdict: Verdict) {
     let _ = opened.copies.failure.set(stale(opened.rank(), why));
 }
 
-/// A copy in one place of the staging.
+/// The first job of a window, which is a copy.
 struct Copying<'a> {
     opened: &'a Opened,
-    slot: usize,
-    direction: CopyDirection,
-    local: u64,
+    is_put: bool,
+    next: &'a mut (Option<Piece>, u32),
+    pieces: &'a mut Cutter,
     numbers: &'a mut u64,
     answers: &'a mut HashMap<(usize, u64), Verdict>,
+    tools: &'a mut Tools,
 }
 
 impl Copying<'_> {
-    fn advance(&mut self, step: &mut Step, pieces: &mut Cutter, tools: &mut Tools) -> Result<bool> {
-        let event = &self.opened.staging().events[self.slot];
-        match step {
-            Step::Free => {
-                if self.opened.copies.failure.get().is_some() {
-                    return Ok(false);
+    /// Goes on in a place; whether something has moved.
+    fn advance(&mut self, places: &mut [Place; SLOTS], slot: usize) -> bool {
+        // The stream takes the pieces in their order.
+        let steps = places.each_ref().map(Place::step);
+        // The numbers may wrap around.
+        let is_first = |step: u32| steps.iter().flatten().all(|other| other.wrapping_sub(step) as i32 >= 0);
+        let after = match &mut places[slot] {
+            Place::Free => {
+                // Pieces alternate between the places.
+                let is_turn = self.next.1 as usize % SLOTS == slot;
+                if !is_turn || self.opened.copies.failure.get().is_some() {
+                    return false;
                 }
-                let Some(piece) = pieces.next() else { return Ok(false) };
-                if self.direction == CopyDirection::Get {
-                    *step = self.ask(piece, tools);
-                    return Ok(true);
+                let Some(piece) = self.next.0.take() else { return false };
+                let step = self.next.1;
+                *self.next = (self.pieces.next(), step.wrapping_add(1));
+                match self.is_put {
+                    true => {
+                        self.opened.grant(step);
+                        Place::Filling(piece, step)
+                    }
+                    false => self.ask(&piece, slot, step),
                 }
-                // SAFETY: the piece's parts are of the buffer, which is lent to the stream, and that waits; the place is free.
-                let copied = unsafe { self.copy(&piece, CopyDirection::Get, tools) };
-                *step = Step::Filling(piece);
-                copied?;
             }
-            Step::Filling(piece) => {
-                if !event.is_complete()? {
-                    return Ok(false);
-                }
-                let piece = std::mem::take(piece);
-                *step = self.ask(piece, tools);
-            }
-            Step::Away { number, posted, verdict, piece } => {
+            Place::Filling(piece, step) if self.opened.has_done(*step) => self.ask(piece, slot, *step),
+            Place::Away { number, posted, verdict, step } => {
                 *verdict = verdict.or_else(|| self.answers.remove(&(self.opened.rank(), *number)));
                 let is_refused = verdict.is_some_and(|verdict| verdict != Verdict::Done);
                 if let Some(receive) = *posted
                     && is_refused
-                    && self.direction == CopyDirection::Get
-                    && tools.carrier.give_up(receive)
+                    && !self.is_put
+                    && self.tools.carrier.give_up(receive)
                 {
                     *posted = None;
                 }
-                if let Some(over) = posted.map(|posted| tools.carrier.outcome(posted)) {
-                    match over {
-                        Some(true) => *posted = None,
-                        Some(false) => {
-                            *step = Step::Broken;
-                            return Ok(false);
-                        }
-                        None => {}
+                match posted.map(|posted| self.tools.carrier.outcome(posted)) {
+                    None => {}
+                    Some(None) => return false,
+                    Some(Some(true)) => *posted = None,
+                    Some(Some(false)) => {
+                        places[slot] = Place::Broken;
+                        return false;
                     }
                 }
-                let (None, Some(verdict)) = (*posted, *verdict) else { return Ok(false) };
-                if verdict != Verdict::Done || self.direction == CopyDirection::Put {
-                    judge(self.opened, verdict);
-                    *step = Step::Free;
-                    return Ok(true);
+                match *verdict {
+                    None => return false,
+                    Some(Verdict::Done) if !self.is_put => {
+                        let step = *step;
+                        if !is_first(step) {
+                            return false;
+                        }
+                        self.opened.grant(step);
+                        Place::Emptying(step)
+                    }
+                    Some(verdict) => {
+                        judge(self.opened, verdict);
+                        Place::Free
+                    }
                 }
-                let piece = std::mem::take(piece);
-                *step = Step::Emptying;
-                // SAFETY: as above; the place's data has come, and nothing else is done in it until the event is complete.
-                unsafe { self.copy(&piece, CopyDirection::Put, tools) }?;
             }
-            Step::Emptying => {
-                if !event.is_complete()? {
-                    return Ok(false);
-                }
-                *step = Step::Free;
-            }
-            Step::Broken => return Ok(false),
-        }
-        Ok(true)
+            Place::Emptying(step) if self.opened.has_done(*step) => Place::Free,
+            Place::Filling(..) | Place::Emptying(_) | Place::Broken => return false,
+        };
+        places[slot] = after;
+        true
     }
 
     /// Asks the window's rank to take or give a piece.
-    fn ask(&mut self, piece: Piece, tools: &mut Tools) -> Step {
+    fn ask(&mut self, piece: &Piece, slot: usize, step: u32) -> Place {
         *self.numbers += 1;
         let (number, nonce, rank) = (*self.numbers, self.opened.nonce, self.opened.rank());
-        let (ranges, start) = (piece.ranges.clone(), self.opened.staging().start(self.slot));
-        let is_put = self.direction == CopyDirection::Put;
-        let data = data_number(number, is_put);
-        let posted = match is_put {
+        let (ranges, start) = (piece.ranges.clone(), self.opened.staging().start(slot));
+        let (data, carrier) = (data_number(number, self.is_put), &mut self.tools.carrier);
+        let posted = match self.is_put {
             true => {
-                tools.carrier.send_note(rank, Note::Put { number, nonce, ranges }.to_bytes());
-                // SAFETY: the place of so many bytes is this piece's until the send is over.
-                unsafe { tools.carrier.send(rank, data, start, piece.bytes) }
+                carrier.send_note(rank, Note::Put { number, nonce, ranges }.to_bytes());
+                // SAFETY: the place of so many bytes is this piece's until the send is over: the stream waits before it uses it again.
+                unsafe { carrier.send(rank, data, start, piece.bytes) }
             }
             false => {
-                // SAFETY: as above.
-                let posted = unsafe { tools.carrier.receive(rank, data, start, piece.bytes) };
-                tools.carrier.send_note(rank, Note::Get { number, nonce, ranges }.to_bytes());
+                // SAFETY: as above, until the receive is over.
+                let posted = unsafe { carrier.receive(rank, data, start, piece.bytes) };
+                carrier.send_note(rank, Note::Get { number, nonce, ranges }.to_bytes());
                 posted
             }
         };
-        Step::Away { number, posted: Some(posted), verdict: None, piece }
+        Place::Away { number, posted: Some(posted), verdict: None, step }
     }
+}
 
-    /// # Safety
-    /// That of [`Tools::copy`].
-    unsafe fn copy(&self, piece: &Piece, direction: CopyDirection, tools: &Tools) -> Result<()> {
-        let place = (self.opened.staging(), self.slot);
-        let lens = piece.ranges.iter().map(|(_, len)| *len as usize);
-        let parts = piece.places.iter().map(|place| self.local + *place as u64).zip(lens);
-        // SAFETY: the caller's contract.
-        unsafe { tools.copy(direction, place, parts) }
+impl Place {
+    /// The step of a piece to which the stream has not come yet.
+    fn step(&self) -> Option<u32> {
+        match self {
+            Place::Away { step, .. } => Some(*step),
+            _ => None,
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Windows between hosts: GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Carrier`](crate::contract::carrier::Carrier).
 //!
 //! Each rank that has such a window, or opens one, has a thread (`service.rs`). It carries out what other ranks ask of this rank's windows
-//! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and this rank's own copies (`client.rs`), for which the
-//! program's streams wait with a word of page-locked memory (`cuStreamWaitValue32`). It never waits for the GPU or the network itself.
+//! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and with the program's streams, which wait for it
+//! (`cuStreamWaitValue32`), this rank's own copies (`client.rs`). It never waits for the GPU or the network itself.
 //!
 //! A descriptor has the number of the rank's service. Under that the job's store has where the service is, with the key of messages to it: so
 //! only ranks of the job reach it.
@@ -18,7 +18,6 @@ use super::own::OwnWindow;
 use super::remote::CopyStream;
 use super::{refused, stale};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
-use crate::backend::nccl::device::GpuEvent;
 use crate::buffer::stream::GpuStream;
 use crate::contract::carrier::{CarrierAddress, MakeCarrier};
 use crate::contract::{
@@ -32,11 +31,11 @@ use crate::types::dtype::DType;
 use crate::types::error::{Error, Result};
 use client::{Job, Opened, State, Work};
 use cudarc::driver::sys;
-use note::{Cutter, Introduction, store_key};
+use note::{Cutter, Introduction, Piece, store_key};
 use part::{FarRecord, Part};
 use server::Server;
 use service::{Order, Service, Shared};
-use staging::{Staging, Tools};
+use staging::{SLOTS, Staging, Tools, Way};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -119,7 +118,12 @@ impl Far {
         let (channel, marked) = (communicator.control_channel.id(), dtype.mark(len));
         let order = Order::Open { opened: opened.clone(), address, channel, dtype: dtype.code(), marked };
         self.shared.order(order);
-        let answered = || Ok(opened.state() != State::Asked);
+        // A rank that has left has released all.
+        let has_left = || rank != communicator.rank && communicator.control_channel.has_left(rank);
+        let answered = || match opened.state() {
+            State::Asked if has_left() => Err(unknown(rank)),
+            state => Ok(state != State::Asked),
+        };
         if let Err(error) = communicator.wait_for_rank(Operation::OneSided, rank, answered) {
             self.shared.order(Order::Close(opened));
             return Err(error);
@@ -184,26 +188,57 @@ impl FarWindow {
         communicator.device.refuse_captured(stream, "a copy to another rank", remedy)
     }
 
-    /// Hands work to the service, and makes the stream wait for it.
-    fn enqueue(&self, work: Work) -> Result<()> {
-        let device = &self.far.shared.communicator.device;
+    /// Hands a job of so many pieces to the service, and enqueues its steps. `copy` enqueues the copies of a piece.
+    fn enqueue(
+        &self,
+        work: Work,
+        pieces: impl Iterator<Item = Piece>,
+        count: usize,
+        copy: impl Fn(&Piece, usize) -> Result<()>,
+    ) -> Result<()> {
+        let communicator = &self.far.shared.communicator;
         let copies = &self.opened.copies;
-        let _current = device.enter();
-        let ready = GpuEvent::new(device)?;
-        {
-            let mut tickets = lock(&self.opened.tickets);
-            ready.record(&copies.stream)?;
-            let ticket = tickets.wrapping_add(1);
-            let word = self.opened.staging().word().as_ptr() as u64;
-            let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-            // SAFETY: a word of page-locked memory, which is there until the stream has gone on.
-            let held =
-                unsafe { sys::cuStreamWaitValue32_v2(copies.stream.raw().0.cast(), word, ticket, flags) };
-            check("cuStreamWaitValue32", held)?;
-            *tickets = ticket;
-            self.far.shared.order(Order::Work(self.opened.clone(), Job { ticket, ready, work }));
-        }
-        copies.last.record(&copies.stream)
+        let _current = communicator.device.enter();
+        let mut steps = lock(&self.opened.steps);
+        let first = steps.wrapping_add(1);
+        *steps = first.wrapping_add(count as u32 + 1);
+        // The driver lets a thread wait while a stream is full of work: the service has to know before what that is.
+        let job = Job { steps: [first, *steps], work };
+        self.far.shared.order(Order::Work(self.opened.clone(), job));
+        let enqueued = self.tell(first).and_then(|()| {
+            let mut step = first;
+            for piece in pieces {
+                step = step.wrapping_add(1);
+                self.wait(step)?;
+                copy(&piece, step as usize % SLOTS)?;
+                self.tell(step)?;
+            }
+            self.wait(*steps)?;
+            self.tell(*steps)?;
+            copies.last.record(&copies.stream)
+        });
+        // A part of the steps may be in the stream.
+        enqueued.map_err(|error| communicator.fail(error))
+    }
+
+    /// Enqueues that the stream waits until a step is granted.
+    fn wait(&self, step: u32) -> Result<()> {
+        let (stream, word) = (self.opened.copies.stream.raw(), &self.opened.staging().words().granted);
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: a word of page-locked memory, which is there until the stream has done the last step.
+        let result =
+            unsafe { sys::cuStreamWaitValue32_v2(stream.0.cast(), word.as_ptr() as u64, step, flags) };
+        check("cuStreamWaitValue32", result)
+    }
+
+    /// Enqueues that the stream says that it has done a step.
+    fn tell(&self, step: u32) -> Result<()> {
+        let (stream, word) = (self.opened.copies.stream.raw(), &self.opened.staging().words().done);
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: as above.
+        let result =
+            unsafe { sys::cuStreamWriteValue32_v2(stream.0.cast(), word.as_ptr() as u64, step, flags) };
+        check("cuStreamWriteValue32", result)
     }
 }
 
@@ -219,13 +254,24 @@ impl RemoteGpuWindow for FarWindow {
         if blocks.iter().all(|block| block.len * element == 0) {
             return Ok(());
         }
-        // The caller's contract makes the copies sound that the service makes: the stream, to which the buffer is lent, waits for them.
-        self.enqueue(Work::Copy { direction, local: local as u64, pieces: Cutter::new(blocks, element) })
+        let cutter = Cutter::new(blocks, element);
+        let way = match direction {
+            CopyDirection::Put => Way::ToHost,
+            CopyDirection::Get => Way::ToGpu,
+        };
+        let (device, stream) = (&self.far.shared.communicator.device, &self.opened.copies.stream);
+        let copy = |piece: &Piece, slot: usize| {
+            let start = self.opened.staging().start(slot);
+            // SAFETY: the caller's contract; the stream has waited until the place is its own.
+            unsafe { staging::copy(device, stream, way, start, piece.parts(local as u64)) }
+        };
+        let work = Work::Copy { direction, pieces: cutter.clone() };
+        self.enqueue(work, cutter.clone(), cutter.count(), copy)
     }
 
     fn signal(&self) -> Result<()> {
         self.check()?;
-        self.enqueue(Work::Signal)
+        self.enqueue(Work::Signal, std::iter::empty(), 0, |_, _| Ok(()))
     }
 
     fn is_complete(&self) -> Result<bool> {

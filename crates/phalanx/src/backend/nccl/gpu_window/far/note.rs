@@ -95,7 +95,16 @@ pub(super) struct Piece {
     pub bytes: usize,
 }
 
+impl Piece {
+    /// Address and bytes of each of its ranges in the buffer, which begins at `local`.
+    pub fn parts(&self, local: u64) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let address = move |place: &usize| local + *place as u64;
+        self.places.iter().map(address).zip(self.ranges.iter().map(|(_, len)| *len as usize))
+    }
+}
+
 /// Cuts a list of blocks into pieces.
+#[derive(Clone)]
 pub(super) struct Cutter {
     blocks: Vec<GpuBlock>,
     /// Bytes of an element.

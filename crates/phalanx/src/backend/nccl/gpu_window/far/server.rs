@@ -2,8 +2,8 @@
 
 use super::note::{Nonce, Note, Range, Verdict, bytes_of, data_number};
 use super::part::{Part, Parts};
-use super::staging::{SLOTS, Staging, Tools};
-use crate::backend::nccl::device::GpuDevice;
+use super::staging::{SLOTS, Staging, Tools, Way, copy};
+use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::contract::CopyDirection;
 use crate::contract::carrier::Posted;
 use crate::types::error::Result;
@@ -43,6 +43,8 @@ enum Step {
 
 pub(super) struct Server {
     stagings: Vec<Staging>,
+    /// Behind the copies from and to each place.
+    events: Vec<GpuEvent>,
     steps: Vec<Step>,
     asked: VecDeque<Asked>,
 }
@@ -50,8 +52,9 @@ pub(super) struct Server {
 impl Server {
     pub fn new(device: &GpuDevice) -> Result<Server> {
         let stagings = (0..STAGINGS).map(|_| Staging::new(device)).collect::<Result<_>>()?;
+        let events = (0..STAGINGS * SLOTS).map(|_| GpuEvent::new(device)).collect::<Result<_>>()?;
         let steps = (0..STAGINGS * SLOTS).map(|_| Step::Free).collect();
-        Ok(Server { stagings, steps, asked: VecDeque::new() })
+        Ok(Server { stagings, events, steps, asked: VecDeque::new() })
     }
 
     /// A rank asks for a piece.
@@ -87,8 +90,7 @@ impl Server {
     }
 
     fn advance_place(&mut self, place: usize, parts: &Parts, tools: &mut Tools) -> Result<bool> {
-        let (staging, slot) = (&self.stagings[place / SLOTS], place % SLOTS);
-        let start = staging.start(slot);
+        let start = self.start(place);
         match std::mem::replace(&mut self.steps[place], Step::Free) {
             Step::Free => {
                 let Some(asked) = self.asked.pop_front() else { return Ok(false) };
@@ -111,7 +113,7 @@ impl Server {
                 Some(false) => {}
             },
             Step::Copying(asked, part) => {
-                if !staging.events[slot].is_complete()? {
+                if !self.events[place].is_complete()? {
                     self.steps[place] = Step::Copying(asked, part);
                     return Ok(false);
                 }
@@ -134,15 +136,24 @@ impl Server {
         Ok(true)
     }
 
+    /// Where a place is.
+    fn start(&self, place: usize) -> *mut u8 {
+        self.stagings[place / SLOTS].start(place % SLOTS)
+    }
+
     /// Lets the GPU copy a piece, if the rank has the window open.
     fn begin(&mut self, place: usize, asked: Asked, parts: &Parts, tools: &mut Tools) -> Result<()> {
         match parts.begin_piece(&asked.nonce, asked.from, &asked.ranges) {
             Ok(part) => {
-                let staging = (&self.stagings[place / SLOTS], place % SLOTS);
+                let way = match asked.direction {
+                    CopyDirection::Put => Way::ToGpu,
+                    CopyDirection::Get => Way::ToHost,
+                };
+                let (stream, start) = (tools.stream(way), self.start(place));
                 // SAFETY: the ranges lie in the window, just checked, which stays until `end_piece`; no more bytes than a piece has.
-                let copied = unsafe { tools.copy(asked.direction, staging, asked.parts(&part)) };
+                let copied = unsafe { copy(&tools.device, stream, way, start, asked.parts(&part)) };
                 self.steps[place] = Step::Copying(asked, part);
-                copied
+                copied.and_then(|()| self.events[place].record(stream))
             }
             Err(verdict) => {
                 answer(tools, asked.from, asked.number, verdict);

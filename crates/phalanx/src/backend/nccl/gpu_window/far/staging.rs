@@ -1,9 +1,8 @@
-//! [`Staging`]: page-locked memory for two pieces, and [`Tools`]: what moves them.
+//! [`Staging`]: page-locked memory for two pieces, and [`Tools`]: what the service moves them with.
 
 use super::note::PIECE;
-use crate::backend::nccl::device::{GpuDevice, GpuEvent, PinnedMemory};
+use crate::backend::nccl::device::{GpuDevice, PinnedMemory};
 use crate::buffer::stream::GpuStream;
-use crate::contract::CopyDirection;
 use crate::contract::carrier::Carrier;
 use crate::gpu::kernels::during_captures;
 use crate::types::error::Result;
@@ -14,34 +13,39 @@ pub(super) const SLOTS: usize = 2;
 
 /// Memory for pieces. It is used again and not freed while the service runs: to free page-locked memory waits for the GPU, whose streams may
 /// wait for the service.
-pub(super) struct Staging {
-    memory: PinnedMemory,
-    /// Behind the copies from and to each of the places.
-    pub events: [GpuEvent; SLOTS],
+pub(super) struct Staging(PinnedMemory);
+
+/// What a stream and the service tell each other, behind the pieces.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct Words {
+    /// Up to which step the stream may go. The service writes it.
+    pub granted: AtomicU32,
+    /// Which step the stream has done. The stream writes it.
+    pub done: AtomicU32,
 }
 
 impl Staging {
     pub fn new(device: &GpuDevice) -> Result<Staging> {
         let _current = device.enter();
-        let memory = during_captures(|| PinnedMemory::new(device, SLOTS * PIECE + size_of::<AtomicU32>()))?;
-        Ok(Staging { memory, events: [GpuEvent::new(device)?, GpuEvent::new(device)?] })
+        during_captures(|| PinnedMemory::new(device, SLOTS * PIECE + size_of::<Words>())).map(Staging)
     }
 
     /// Where a piece is.
     pub fn start(&self, slot: usize) -> *mut u8 {
         assert!(slot < SLOTS, "a place of the staging");
-        self.memory.start().wrapping_add(slot * PIECE)
+        self.0.start().wrapping_add(slot * PIECE)
     }
 
-    /// A word that streams wait for.
-    pub fn word(&self) -> &AtomicU32 {
-        // SAFETY: behind the pieces, aligned and zeroed at first; the GPU only reads it.
-        unsafe { &*self.memory.start().add(SLOTS * PIECE).cast::<AtomicU32>() }
+    pub fn words(&self) -> &Words {
+        // SAFETY: behind the pieces, aligned and zeroed at first; the GPU, too, writes whole words.
+        unsafe { &*self.0.start().add(SLOTS * PIECE).cast::<Words>() }
     }
 
     /// Makes it one that nobody has used.
     pub fn reset(&self) {
-        self.word().store(0, Ordering::Release);
+        self.words().granted.store(0, Ordering::Release);
+        self.words().done.store(0, Ordering::Release);
     }
 }
 
@@ -55,30 +59,41 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Enqueues copies between a place of a staging, where the parts follow each other, and GPU memory. The place's event is behind them.
-    ///
-    /// # Safety
-    /// The parts (address and bytes) are memory of this GPU and fit into a piece; nothing else touches them and the place until the event is
-    /// complete.
-    pub unsafe fn copy(
-        &self,
-        direction: CopyDirection,
-        (staging, slot): (&Staging, usize),
-        parts: impl Iterator<Item = (u64, usize)>,
-    ) -> Result<()> {
-        let (mut at, stream) = match direction {
-            CopyDirection::Put => (staging.start(slot), &self.to_gpu),
-            CopyDirection::Get => (staging.start(slot), &self.to_host),
-        };
-        for (address, bytes) in parts {
-            let (target, source) = match direction {
-                CopyDirection::Put => (address as *mut u8, at.cast_const()),
-                CopyDirection::Get => (at, address as *const u8),
-            };
-            // SAFETY: the caller's contract.
-            unsafe { self.device.copy(target, source, bytes, stream.raw()) }?;
-            at = at.wrapping_add(bytes);
+    pub fn stream(&self, way: Way) -> &GpuStream {
+        match way {
+            Way::ToGpu => &self.to_gpu,
+            Way::ToHost => &self.to_host,
         }
-        staging.events[slot].record(stream)
     }
+}
+
+/// Which way a piece is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    ToGpu,
+    ToHost,
+}
+
+/// Enqueues copies between a place of a staging, where the parts follow each other, and GPU memory.
+///
+/// # Safety
+/// The parts (address and bytes) are memory of this GPU and fit into a piece; nothing else touches them and the place until the stream has done
+/// it. The device is current.
+pub(super) unsafe fn copy(
+    device: &GpuDevice,
+    stream: &GpuStream,
+    way: Way,
+    mut at: *mut u8,
+    parts: impl Iterator<Item = (u64, usize)>,
+) -> Result<()> {
+    for (address, bytes) in parts {
+        let (target, source) = match way {
+            Way::ToGpu => (address as *mut u8, at.cast_const()),
+            Way::ToHost => (at, address as *const u8),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { device.copy(target, source, bytes, stream.raw()) }?;
+        at = at.wrapping_add(bytes);
+    }
+    Ok(())
 }
