@@ -1,8 +1,8 @@
 //! GPU memory of ranks on several hosts, over UCX: what the windows of one host do, and what only staging can get wrong.
 
 use crate::gpu_window_faults::refusal;
-use crate::gpu_windows::{held, launch, open_all, window};
-use crate::world::{done, expect, must, stream, upload};
+use crate::gpu_windows::{held, hold, launch, open_all, window};
+use crate::world::{done, expect, must, new_stream, stream, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, Error, GpuBlock, GpuDescriptor, PeerEvent, RemoteGpuWindow};
 use phalanx_testkit::emulated::{Emulated, has_gpus_for, on_own_kernels};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/pieces", pieces),
     Scenario::rank("gpu_windows/crossing", crossing),
+    Scenario::rank("gpu_windows/late", late),
     Scenario::rank("gpu_windows/released_meanwhile", released_meanwhile),
     Scenario::rank("gpu_windows/lost_meanwhile", lost_meanwhile),
     Scenario::rank("gpu_windows/without_ucx", without_ucx),
@@ -44,7 +45,7 @@ const WORLDS: [(&str, &[usize]); 16] = [
 
 pub fn trials() -> Vec<Trial> {
     let worlds = WORLDS.iter().flat_map(|(name, ranks)| ranks.iter().map(move |ranks| (*name, *ranks)));
-    let own = ["pieces", "crossing", "released_meanwhile"].map(|name| (name, 2));
+    let own = ["pieces", "crossing", "late", "released_meanwhile"].map(|name| (name, 2));
     let mut trials: Vec<Trial> = worlds
         .chain(own)
         .map(|(name, ranks)| {
@@ -87,9 +88,8 @@ fn pieces(comm: Comm, _: &[String]) -> Outcome {
         blocks.push(GpuBlock { local, remote: LONG - local - len - at, len });
         local += len + 1;
     }
-    let of_local = |index: usize| {
-        blocks.iter().find(|block| (block.local..block.local + block.len).contains(&index))
-    };
+    let of_local =
+        |index: usize| blocks.iter().find(|block| (block.local..block.local + block.len).contains(&index));
     must("get_list", peer.get_list(&mut got, &blocks))?;
     must("sync", peer.sync())?;
     let held_now = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
@@ -102,9 +102,8 @@ fn pieces(comm: Comm, _: &[String]) -> Outcome {
     must("put_list", peer.put_list(&upload(&comm, &mine)?, &blocks))?;
     must("signal", peer.signal())?;
     must("wait_signals", window.wait_signals(1 - rank, 1))?;
-    let of_window = |index: usize| {
-        blocks.iter().find(|block| (block.remote..block.remote + block.len).contains(&index))
-    };
+    let of_window =
+        |index: usize| blocks.iter().find(|block| (block.remote..block.remote + block.len).contains(&index));
     expect("put", &held(&comm, &window)?, |index| match of_window(index) {
         Some(block) => value(1 - rank + 5, block.local + index - block.remote),
         None => value(rank, index),
@@ -120,7 +119,7 @@ fn crossing(comm: Comm, _: &[String]) -> Outcome {
     let (rank, rounds, len) = (comm.rank(), 20, 300_000);
     let window = window(&comm, &vec![0u32; len])?;
     let all = must("all_gather_object", comm.all_gather_object(window.descriptor()))?;
-    let other = crate::world::new_stream(&comm)?;
+    let other = new_stream(&comm)?;
     let puts = must("open_gpu", comm.open_gpu::<u32>(&all[1 - rank]))?;
     let gets = must("open_gpu", must("on", comm.on(&other))?.open_gpu::<u32>(&all[1 - rank]))?;
     must("barrier", comm.barrier())?;
@@ -140,6 +139,35 @@ fn crossing(comm: Comm, _: &[String]) -> Outcome {
     let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
     assert!(got.iter().all(|value| (rounds - 1..=rounds).contains(value)), "another round's value");
     drop((puts, gets));
+    must("release", window.release())?;
+    done()
+}
+
+/// A get reads when its stream has come to it, and not before.
+fn late(comm: Comm, _: &[String]) -> Outcome {
+    let mut window = window(&comm, &[1i32; 1000])?;
+    let all = must("all_gather_object", comm.all_gather_object(window.descriptor()))?;
+    let (peer, other) = (1 - comm.rank(), new_stream(&comm)?);
+    let signals = must("open_gpu", comm.open_gpu::<i32>(&all[peer]))?;
+    let gets = must("open_gpu", must("on", comm.on(&other))?.open_gpu::<i32>(&all[peer]))?;
+    if comm.rank() == 0 {
+        let mut got = upload(&comm, &[0i32; 1000])?;
+        let held = hold(&other)?;
+        must("get", gets.get(&mut got, 0))?;
+        must("signal", signals.signal())?;
+        must("wait_signals", window.wait_signals(1, 1))?;
+        drop(held);
+        must("sync", gets.sync())?;
+        let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
+        expect("got", &got, |_| 2)?;
+    } else {
+        must("wait_signals", window.wait_signals(0, 1))?;
+        stream(&comm).memcpy_htod(&[2i32; 1000], &mut window.view_mut()).context(|| "upload".into())?;
+        stream(&comm).synchronize().context(|| "synchronize".into())?;
+        must("signal", signals.signal())?;
+    }
+    must("barrier", comm.barrier())?;
+    drop((signals, gets));
     must("release", window.release())?;
     done()
 }

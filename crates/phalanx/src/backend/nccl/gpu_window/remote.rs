@@ -75,8 +75,7 @@ impl RemoteWindow {
             return Ok(None);
         }
         let let_go = |_: &_| record.let_go(communicator.rank);
-        let copies =
-            CopyStream::new(communicator, registration.rank as usize, stream).inspect_err(let_go)?;
+        let copies = CopyStream::new(communicator, registration.rank as usize, stream).inspect_err(let_go)?;
         let (base, mapped) = reach(communicator, registration).inspect_err(let_go)?;
         communicator.keep_copies(&copies);
         Ok(Some(RemoteWindow {

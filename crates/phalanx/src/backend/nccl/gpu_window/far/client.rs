@@ -113,7 +113,12 @@ enum Place {
     /// The stream copies a piece there, which is to be put.
     Filling(Piece, u32),
     /// A piece is on the network.
-    Away { number: u64, posted: Option<Posted>, verdict: Option<Verdict>, step: u32 },
+    Away {
+        number: u64,
+        posted: Option<Posted>,
+        verdict: Option<Verdict>,
+        step: u32,
+    },
     /// The stream copies a piece, which was got, from there.
     Emptying(u32),
     /// The connection broke. Who is gone, or cannot be reached, is found by the service.
@@ -375,7 +380,12 @@ impl Copying<'_> {
                     false => self.ask(&piece, slot, step),
                 }
             }
-            Place::Filling(piece, step) if self.opened.has_done(*step) => self.ask(piece, slot, *step),
+            Place::Filling(piece, step) if self.opened.has_done(*step) => {
+                match self.opened.copies.failure.get() {
+                    Some(_) => Place::Free,
+                    None => self.ask(piece, slot, *step),
+                }
+            }
             Place::Away { number, posted, verdict, step } => {
                 *verdict = verdict.or_else(|| self.answers.remove(&(self.opened.rank(), *number)));
                 let is_refused = verdict.is_some_and(|verdict| verdict != Verdict::Done);

@@ -57,8 +57,8 @@ impl Far {
         carrier: Option<MakeCarrier>,
     ) -> Result<Arc<Far>> {
         let remedy = "build phalanx with the feature multi-host, for a 64-bit little-endian machine";
-        let carrier =
-            carrier.ok_or_else(|| refused("the ranks are on several hosts, and UCX is not built in", remedy))?;
+        let carrier = carrier
+            .ok_or_else(|| refused("the ranks are on several hosts, and UCX is not built in", remedy))?;
         let carrier = carrier(communicator.rank, communicator.ranks)?;
         let device = communicator.device;
         let tools = {

@@ -33,7 +33,13 @@ const FLUSHING: Duration = Duration::from_secs(1);
 /// What the program's threads tell the service.
 pub(super) enum Order {
     /// Open a window of a rank with this carrier.
-    Open { opened: Arc<Opened>, address: CarrierAddress, channel: u64, dtype: u8, marked: u64 },
+    Open {
+        opened: Arc<Opened>,
+        address: CarrierAddress,
+        channel: u64,
+        dtype: u8,
+        marked: u64,
+    },
     Work(Arc<Opened>, Job),
     Close(Arc<Opened>),
     /// Tell the ranks that have a window open.
