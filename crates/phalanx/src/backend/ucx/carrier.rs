@@ -196,3 +196,54 @@ impl Drop for UcxCarrier {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// What the second carrier takes within so long.
+    fn next_note(pair: &mut [Box<dyn Carrier>; 2], limit: Duration) -> Option<(usize, Vec<u8>)> {
+        let since = Instant::now();
+        while since.elapsed() < limit {
+            pair.iter_mut().for_each(|carrier| carrier.progress());
+            if let Some(note) = pair[1].take_note() {
+                return Some(note);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_message_without_the_key_does_not_count() {
+        let Ok(second) = carrier(1, 2) else { return eprintln!("ignored: there is no UCX here") };
+        let address = second.address().clone();
+        let mut stranger = [carrier(0, 2).unwrap(), second];
+        stranger[0].meet(1, &CarrierAddress { key: [1, 2], ..address.clone() });
+        stranger[0].send_note(1, b"a stranger's".to_vec());
+        assert_eq!(next_note(&mut stranger, Duration::from_millis(200)), None);
+        let [stranger, second] = stranger;
+        let mut pair = [carrier(0, 2).unwrap(), second];
+        pair[0].meet(1, &address);
+        pair[0].send_note(1, b"first".to_vec());
+        pair[0].send_note(1, b"second".to_vec());
+        for text in [&b"first"[..], b"second"] {
+            assert_eq!(next_note(&mut pair, Duration::from_secs(20)), Some((0, text.to_vec())));
+        }
+        drop(stranger);
+        let (sent, mut came) = ([7u8; 1000], [0u8; 1000]);
+        // SAFETY: the bytes stay until both are over.
+        let (send, receive) = unsafe {
+            (pair[0].send(1, 5, sent.as_ptr(), 1000), pair[1].receive(0, 5, came.as_mut_ptr(), 1000))
+        };
+        let since = Instant::now();
+        let [mut is_sent, mut has_come] = [None; 2];
+        while is_sent.is_none() || has_come.is_none() {
+            pair.iter_mut().for_each(|carrier| carrier.progress());
+            is_sent = is_sent.or_else(|| pair[0].outcome(send));
+            has_come = has_come.or_else(|| pair[1].outcome(receive));
+            assert!(since.elapsed() < Duration::from_secs(20), "the data does not come");
+        }
+        assert_eq!((is_sent, has_come, came), (Some(true), Some(true), sent));
+    }
+}
