@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/pieces", pieces),
     Scenario::rank("gpu_windows/crossing", crossing),
-    Scenario::rank("gpu_windows/late", late),
+    Scenario::rank("gpu_windows/behind_its_stream", behind_its_stream),
     Scenario::rank("gpu_windows/released_meanwhile", released_meanwhile),
     Scenario::rank("gpu_windows/lost_meanwhile", lost_meanwhile),
     Scenario::rank("gpu_windows/without_ucx", without_ucx),
@@ -45,7 +45,7 @@ const WORLDS: [(&str, &[usize]); 16] = [
 
 pub fn trials() -> Vec<Trial> {
     let worlds = WORLDS.iter().flat_map(|(name, ranks)| ranks.iter().map(move |ranks| (*name, *ranks)));
-    let own = ["pieces", "crossing", "late", "released_meanwhile"].map(|name| (name, 2));
+    let own = ["pieces", "crossing", "behind_its_stream", "released_meanwhile"].map(|name| (name, 2));
     let mut trials: Vec<Trial> = worlds
         .chain(own)
         .map(|(name, ranks)| {
@@ -149,7 +149,7 @@ fn crossing(comm: Comm, _: &[String]) -> Outcome {
 }
 
 /// A get reads when its stream has come to it, and not before.
-fn late(comm: Comm, _: &[String]) -> Outcome {
+fn behind_its_stream(comm: Comm, _: &[String]) -> Outcome {
     let mut window = window(&comm, &[1i32; 1000])?;
     let all = must("all_gather_object", comm.all_gather_object(window.descriptor()))?;
     let (peer, other) = (1 - comm.rank(), new_stream(&comm)?);

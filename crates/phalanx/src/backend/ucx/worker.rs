@@ -193,6 +193,7 @@ impl Worker {
     }
 
     /// Tells it the address of a rank, to which nothing was sent before.
+    #[cfg(feature = "nccl")]
     pub fn introduce(&mut self, peer: usize, address: &[u8]) {
         self.peers[peer].address = address.to_vec();
     }
