@@ -2,6 +2,7 @@
 
 use super::context::current;
 use super::error::{INVALID_VALUE, NOT_READY};
+use super::memory::{Range, When};
 use super::queue::{Kind, Stream};
 use super::streams::STREAMS;
 use super::work::Plain;
@@ -11,6 +12,8 @@ use crate::base::pointers::Out;
 use crate::base::violation::violation;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// `CU_STREAM_LEGACY`.
 const LEGACY: Handle = 1;
@@ -18,6 +21,13 @@ const LEGACY: Handle = 1;
 const PER_THREAD: Handle = 2;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+const WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`.
+const WRITE_VALUE_DEFAULT: c_uint = 0;
+/// How often a stream looks at a word that it waits for.
+const POLL: Duration = Duration::from_micros(20);
 
 /// The stream of a handle. Default streams are those of the current context. A handle without a stream is a
 /// violation.
@@ -126,5 +136,37 @@ exported! {
         // SAFETY: the caller passed the function to be called with this argument.
         let call = move || in_host_function(|| unsafe { function(data.get()) });
         stream.enqueue(Arc::new(Plain(call)))
+    }
+
+    fn cuStreamWaitValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint) {
+        if flags != WAIT_VALUE_GEQ || !address.is_multiple_of(4) {
+            return Err(INVALID_VALUE);
+        }
+        let stream = find(FUNCTION, stream)?;
+        let word = Range::given(FUNCTION, "the word", address, 4);
+        let wait = move || {
+            word.check(When::Performed);
+            // SAFETY: four bytes of memory that the emulator knows, aligned; whoever writes them does so atomically, as on a GPU.
+            let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+            // The difference counts, so that the values may wrap around.
+            while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
+                std::thread::sleep(POLL);
+            }
+        };
+        stream.enqueue(Arc::new(Plain(wait)))
+    }
+
+    fn cuStreamWriteValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint) {
+        if flags != WRITE_VALUE_DEFAULT || !address.is_multiple_of(4) {
+            return Err(INVALID_VALUE);
+        }
+        let stream = find(FUNCTION, stream)?;
+        let word = Range::given(FUNCTION, "the word", address, 4);
+        let write = move || {
+            word.check(When::Performed);
+            // SAFETY: as above. What the stream has written before is seen by whoever sees the value.
+            unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(value, Ordering::Release);
+        };
+        stream.enqueue(Arc::new(Plain(write)))
     }
 }

@@ -15,7 +15,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/refused", refused),
     Scenario::rank("gpu_windows/stale", stale),
     Scenario::rank("gpu_windows/raced", raced),
-    Scenario::rank("gpu_windows/on_hosts", on_hosts),
     Scenario::rank("gpu_windows/altered", altered),
     Scenario::rank("gpu_windows/another_communicator", another_communicator),
     Scenario::rank("gpu_windows/describe", describe),
@@ -36,15 +35,13 @@ pub fn trials() -> Vec<Trial> {
     trials.push(Trial::test("gpu_windows/another_job/processes/2", jobs));
     trials.push(Trial::test("gpu_windows/killed/processes/2", || fault(Fault::Kill)));
     trials.push(Trial::test("gpu_windows/stopped/processes/2", || fault(Fault::Stop)));
-    let on_hosts = || Ok(on_own_kernels("nccl", 2, launch("on_hosts", 2).on_hosts(2)).map(drop)?);
-    trials.push(Trial::test("gpu_windows/on_hosts/processes/2", on_hosts));
     let on_the_host = || Ok(Launch::alone("gpu_windows/on_the_host").reports().map(drop)?);
     trials.push(Trial::test("gpu_windows/on_the_host", on_the_host));
     trials
 }
 
 /// The text of an error, which is a usage error or of something that there is not: the communicator works on.
-fn refusal<T: std::fmt::Debug>(what: &str, result: phalanx::Result<T>) -> Result<String, String> {
+pub fn refusal<T: std::fmt::Debug>(what: &str, result: phalanx::Result<T>) -> Result<String, String> {
     match result {
         Err(error @ (Error::Usage(_) | Error::Unsupported(_))) => Ok(error.to_string()),
         other => Err(format!("{what} is not refused: {other:?}")),
@@ -175,14 +172,6 @@ fn raced(comm: Comm, _: &[String]) -> Outcome {
     }
     must("barrier", comm.barrier())?;
     Ok(format!("{opened} of {rounds} windows were opened"))
-}
-
-/// Ranks on several hosts are told that copies stay inside one.
-fn on_hosts(comm: Comm, _: &[String]) -> Outcome {
-    let text = refusal("alloc_gpu", comm.alloc_gpu::<i32>(10).map(|slice| slice.len()))?;
-    assert!(text.contains("several hosts"), "{text}");
-    must("barrier", comm.barrier())?;
-    done()
 }
 
 /// No descriptor that was changed opens anything, whatever was changed.

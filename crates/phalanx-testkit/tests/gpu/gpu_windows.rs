@@ -208,7 +208,7 @@ unsafe extern "C" fn wait_for_word(word: *mut c_void) {
 }
 
 /// Makes a stream wait until the answer is dropped.
-fn hold(stream: &CudaStream) -> Result<Sender<()>, String> {
+pub fn hold(stream: &CudaStream) -> Result<Sender<()>, String> {
     let (sender, receiver) = channel();
     let word = Box::into_raw(Box::new(receiver)).cast();
     stream.context().bind_to_thread().context(|| "context".into())?;

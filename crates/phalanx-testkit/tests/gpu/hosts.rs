@@ -4,7 +4,7 @@
 use crate::world::{BACKEND, done, download, elements, expect, launch, must, upload, value, values};
 use crate::{collectives, communicators, failures, messages, programs, streams};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, Error, ReduceOp};
+use phalanx::{BackendKind, Comm, Error, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::hosts::Elsewhere;
@@ -12,6 +12,7 @@ use phalanx_testkit::processes::{Launch, World, describe, gpus_of, phase, set_sc
 use phalanx_testkit::scenario::Outcome;
 use phalanx_testkit::suite;
 use phalanx_testkit::suite::Condition;
+use phalanx_testkit::ucx;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -62,8 +63,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         None => Some("phalanx is not built"),
         Some(_) => None,
     };
+    let can_stage = BACKEND == BackendKind::Nccl && ucx::missing().is_none();
     let launched = [
         Trial::test("hosts/launcher", move || launched(gpus, hosts)),
+        Trial::test("hosts/launcher_kv_cache", kv_cache)
+            .only_if(can_stage, "GPU windows between hosts are NCCL's, over UCX"),
         Trial::test("hosts/launcher_names_the_lost", move || launcher_names_the_lost(gpus, hosts)),
         Trial::test("hosts/launcher_goes_on/killed", move || launcher_goes_on(gpus, hosts, Signal::KILL)),
         Trial::test("hosts/launcher_goes_on/cut_off", move || launcher_goes_on(gpus, hosts, Signal::STOP)),
@@ -377,6 +381,20 @@ fn launched(gpus: usize, hosts: usize) -> Result<(), Failed> {
         assert!(succeeded, "{said}");
     }
     assert!(said.contains("0 OK") && said.contains(&format!("{gpus} ranks")), "{said}");
+    Ok(())
+}
+
+/// A KV cache goes from a GPU of one host to one of another.
+fn kv_cache() -> Result<(), Failed> {
+    let example = programs::built("kv_cache").ok_or("kv_cache is not built")?;
+    let mut all = Launchers::start(2, 2, &[], |command| {
+        command.arg(&example).arg("9");
+        Ok(())
+    })?;
+    let ended = [all.end(0)?, all.end(1)?];
+    let said: String = ended.iter().map(|(_, output)| output.as_str()).collect();
+    assert!(ended.iter().all(|(succeeded, _)| *succeeded), "{said}");
+    assert!(said.contains("9 prompts of 192 tokens are right"), "{said}");
     Ok(())
 }
 

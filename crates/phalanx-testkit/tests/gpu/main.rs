@@ -14,6 +14,7 @@ mod flavour;
 mod fused;
 mod gpu_window_faults;
 mod gpu_windows;
+mod gpu_windows_on_hosts;
 mod groups;
 mod halos;
 mod hosts;
@@ -54,6 +55,7 @@ const SHARES: &[Share] = &[
     ("experts/", 2),
     ("halos/nccl/", 2),
     ("halos/l", 4),
+    ("gpu_windows/hosts/", 4),
     ("gpu_windows/", 2),
     ("/300007", 4),
     ("mpirun/", 6),
@@ -84,6 +86,9 @@ const SLOW: &[&str] = &[
     "device_comm_absent",
     "experts/absent",
     "experts/repeated",
+    "gpu_windows/hosts/absent",
+    "gpu_windows/hosts/many",
+    "gpu_windows/hosts/not_closed",
     "held_inside",
     "hosts/late",
     "hosts/stopped_for_less",
@@ -132,6 +137,7 @@ fn main() -> ExitCode {
         fused::SCENARIOS,
         gpu_window_faults::SCENARIOS,
         gpu_windows::SCENARIOS,
+        gpu_windows_on_hosts::SCENARIOS,
         hosts::SCENARIOS,
         linked::SCENARIOS,
         mpirun::SCENARIOS,
@@ -203,6 +209,7 @@ fn main() -> ExitCode {
             trials.extend(fused::trials());
             trials.extend(gpu_windows::trials());
             trials.extend(gpu_window_faults::trials());
+            trials.extend(gpu_windows_on_hosts::trials());
             trials.extend(peers::trials());
             trials.extend(experts::trials());
             trials.extend(halos_of_many());

@@ -6,6 +6,8 @@
 
 mod backend;
 mod call;
+#[cfg(feature = "nccl")]
+pub(crate) mod carrier;
 mod dry_call;
 mod file;
 mod flow;

@@ -167,6 +167,12 @@ impl ControlChannel {
         let _ = self.endpoint.given_name.set(name.to_owned());
     }
 
+    /// The channel's number, the same on all ranks.
+    #[cfg(feature = "nccl")]
+    pub fn id(&self) -> u64 {
+        self.endpoint.id()
+    }
+
     /// Announces a call, before anything of it is done. Collectives are numbered from 1, by all ranks alike.
     #[inline]
     pub fn announce(&self, announced: &AnnouncedCall) {
@@ -314,6 +320,16 @@ impl ControlChannel {
         Ok(())
     }
 
+    /// Fails the channel for all ranks, since nothing reaches a rank that lives. Returns the failure that counts.
+    #[cfg(feature = "nccl")]
+    #[cold]
+    pub fn fail_unreachable(&self, rank: usize, announced: &AnnouncedCall, waited: Duration) -> Error {
+        let _failing = lock(&self.failing_lock);
+        let (endpoint, AnnouncedCall { sequence, record }) = (&self.endpoint, *announced);
+        let context = FailureContext { reporter: endpoint.rank, sequence, record, waited };
+        endpoint.fail(&ChannelFailure::Peer { rank, event: PeerEvent::Unreachable, context })
+    }
+
     /// Whether a peer that left may have done its part, since ranks leave after their calls are complete. A call without a number needs all
     /// ranks to stay.
     fn may_have_done(&self, rank: usize, announced: &AnnouncedCall, waited: Duration) -> bool {
@@ -391,6 +407,12 @@ impl ControlChannel {
     pub fn has_exited(&self, rank: usize) -> bool {
         let endpoint = &self.endpoint;
         rank != endpoint.rank && (endpoint.has_exited(rank) || endpoint.gone(rank) == Some(PeerEvent::Died))
+    }
+
+    /// Whether a rank has left the communicator in order.
+    #[cfg(feature = "nccl")]
+    pub fn has_left(&self, rank: usize) -> bool {
+        self.endpoint.gone(rank) == Some(PeerEvent::Left)
     }
 
     /// Whether a peer has ended without leaving.

@@ -141,6 +141,15 @@ impl World {
         }
     }
 
+    /// The store that ranks of several hosts have joined.
+    #[cfg(feature = "nccl")]
+    pub fn store(&self) -> Option<&Store> {
+        match &self.kind {
+            Kind::Hosts(relay) => Some(relay.store()),
+            Kind::Threads(_) | Kind::Processes(_) => None,
+        }
+    }
+
     /// This world with the handles of its processes.
     pub fn with_processes(mut self, processes: Vec<Process>) -> World {
         if let Kind::Processes(world) = &mut self.kind {

@@ -2,7 +2,7 @@
 
 use super::sync::lock;
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 /// A handler; its argument is the exit status, where the system provides it.
 pub(crate) type Handler = fn(Option<c_int>);
@@ -16,6 +16,17 @@ pub(crate) fn at_exit(handler: Handler) {
     let mut handlers = lock(&HANDLERS);
     handlers.push((handler, std::process::id()));
     register();
+}
+
+/// Calls `f`, for which an exit of the process waits; `None` once the process exits, since libraries may be gone then. First called when the
+/// libraries that `f` calls are loaded.
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+pub(crate) fn unless_exiting<R>(f: impl FnOnce() -> R) -> Option<R> {
+    static IS_EXITING: Mutex<bool> = Mutex::new(false);
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(|| at_exit(|_| *lock(&IS_EXITING) = true));
+    let is_exiting = lock(&IS_EXITING);
+    (!*is_exiting).then(f)
 }
 
 /// Runs the last remaining handler. The system calls this once for each call of `register`.

@@ -23,6 +23,8 @@ pub use portable::{run_on, usable_cores};
 mod exit;
 pub(crate) use exit::at_exit;
 pub(crate) use exit::leave;
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+pub(crate) use exit::unless_exiting;
 
 pub(crate) mod float_mode;
 

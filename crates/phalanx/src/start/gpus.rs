@@ -4,11 +4,15 @@ use super::{NewComm, Settings};
 use crate::backend::host::HostComm;
 #[cfg(feature = "_nccl")]
 use crate::backend::nccl::NcclComm;
+#[cfg(feature = "nccl")]
+use crate::backend::nccl::NcclSettings;
 #[cfg(feature = "nvshmem")]
 use crate::backend::nvshmem::NvshmemComm;
 #[cfg(feature = "_gpu")]
 use crate::contract::Backend;
 use crate::contract::BackendKind;
+#[cfg(feature = "nccl")]
+use crate::contract::carrier::MakeCarrier;
 #[cfg(feature = "_gpu")]
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::gpus::Visible;
@@ -17,6 +21,15 @@ use crate::types::error::{Error, Result, UnsupportedError};
 use phalanx_sys::nccl::Flavour;
 #[cfg(feature = "_gpu")]
 use std::sync::Arc;
+
+/// UCX, where it is built in.
+#[cfg(all(feature = "nccl", feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
+const CARRIER: Option<MakeCarrier> = Some(crate::backend::ucx::carrier);
+#[cfg(all(
+    feature = "nccl",
+    not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))
+))]
+const CARRIER: Option<MakeCarrier> = None;
 
 /// Checks that a backend has a GPU for each of this many ranks of this host.
 pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
@@ -48,7 +61,10 @@ pub(super) fn on_gpu(
     match backend {
         #[cfg(feature = "_nccl")]
         BackendKind::Nccl | BackendKind::Rccl => {
+            #[cfg(not(feature = "nccl"))]
             let nccl = settings.nccl.clone();
+            #[cfg(feature = "nccl")]
+            let nccl = Arc::new(NcclSettings { carrier: CARRIER, ..(*settings.nccl).clone() });
             let comm = NcclComm::join(Box::new(host), flavour(backend), settings.gpu, nccl)?;
             Ok(NewComm::new(Arc::new(comm), name))
         }

@@ -30,7 +30,7 @@ const ENDING: Duration = Duration::from_secs(10);
 /// ```no_run
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::{GpuBlock, GpuDescriptor};
-/// let comm = phalanx::init()?; // two ranks of one host, with a GPU each
+/// let comm = phalanx::init()?; // two ranks, with a GPU each
 /// if comm.rank() == 0 {
 ///     let cache = comm.alloc_gpu::<f32>(1 << 20)?; // and what fills it
 ///     let window = comm.register_gpu(cache)?;
@@ -70,7 +70,7 @@ pub struct GpuWindow<T: Plain> {
 
 /// How another rank of the communicator opens a [`GpuWindow`]: a small value that serde knows.
 ///
-/// It holds no address, and gives nobody access who is not a rank of that communicator. It ends with the window.
+/// It holds no address, and gives nobody access who is not a rank of that communicator, on whichever host. It ends with the window.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuDescriptor {
     rank: usize,
@@ -130,9 +130,12 @@ impl Comm {
     /// processes, since they are of CUDA's pools. The call waits for the work on the slice, so the others find what it holds then.
     /// `cuIpcGetMemHandle`.
     ///
+    /// If the communicator's ranks are on several hosts, copies go through host memory and UCX, which is found at run time: the first call starts
+    /// a thread that serves them, with 4 MiB of page-locked memory.
+    ///
     /// # Errors
-    /// The slice is dropped then. [`Error::Unsupported`] for memory of a pool; on backends other than NCCL; if the communicator's ranks are on
-    /// several hosts. [`UsageError::Memory`] for a slice of another GPU, [`UsageError::Length`] for an empty one.
+    /// The slice is dropped then. [`Error::Unsupported`] for memory of a pool; on backends other than NCCL; on several hosts without UCX, with
+    /// how to get it. [`UsageError::Memory`] for a slice of another GPU, [`UsageError::Length`] for an empty one.
     pub fn register_gpu<T: Plain>(&self, mut slice: CudaSlice<T>) -> Result<GpuWindow<T>> {
         let (windows, _) = self.gpu_windows()?;
         let len = Source::len(&slice);
@@ -248,7 +251,7 @@ impl<T: Plain> GpuWindow<T> {
     /// # Errors
     /// Those of [`wait_signals`](Self::wait_signals), with the rank that still has it open. The memory is leaked then, with a line in
     /// the log, since that rank may write to it. On a communicator that has failed it waits for the others, too, up to ten seconds, and gives the
-    /// slice back if they have closed the window. [`UsageError::Setting`] if this rank has it open itself; the memory is leaked, too.
+    /// slice back if they have closed the window. (Between hosts it waits for the copies alone then.) [`UsageError::Setting`] if this rank has it open itself; the memory is leaked, too.
     pub fn release(self) -> Result<CudaSlice<T>> {
         let mut this = ManuallyDrop::new(self);
         let closed = {

@@ -25,6 +25,11 @@ use std::time::Duration;
 ///
 /// All errors of arguments come before anything is enqueued, of a list too. On NVIDIA's GPUs a copy is `cuMemcpyAsync`.
 ///
+/// # Between hosts
+/// A thread makes the copies, for which the stream waits (`cuStreamWaitValue32`). If the window's rank is lost or does not answer by the
+/// communicator's deadline, the stream goes on, and the next call on this window or `sync` has the error: what the copies should
+/// have written must not be used before one of them has answered well.
+///
 /// # How it ends
 /// Dropping it waits for its copies, up to ten seconds, and closes the memory; the window's rank waits for that.
 pub struct RemoteGpuWindow<T: Plain> {
@@ -39,13 +44,15 @@ pub struct RemoteGpuWindow<T: Plain> {
 impl Comm {
     /// Opens another rank's GPU memory by its descriptor. Not collective; the other rank does nothing.
     ///
-    /// The two ranks are on one host, as threads or processes. `cuIpcOpenMemHandle`; among threads `cuCtxEnablePeerAccess`.
+    /// On one host the GPU reaches that memory itself: `cuIpcOpenMemHandle`; among threads `cuCtxEnablePeerAccess`. If the communicator's ranks
+    /// are on several hosts, also those of one host go through host memory and UCX, in pieces of 1 MiB of which two are under way; the window takes
+    /// 2 MiB of page-locked memory for them.
     ///
     /// # Errors
     /// [`UsageError::Setting`] for a descriptor by which there is nothing to open: its window was released, is of another communicator or job, or
     /// the descriptor was changed. It may come from anybody: it is compared with what its rank has registered before anything is opened.
     /// As well for another element type. [`UsageError::Rank`] for a rank that is not there;
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if this GPU does not reach that one, or as for [`register_gpu`](Self::register_gpu).
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if this GPU of the same host does not reach that one, or as for [`register_gpu`](Self::register_gpu).
     pub fn open_gpu<T: Plain>(&self, descriptor: &GpuDescriptor) -> Result<RemoteGpuWindow<T>> {
         let (windows, stream) = self.gpu_windows()?;
         self.shape().check_rank("open_gpu", "the descriptor's rank", descriptor.rank)?;

@@ -114,6 +114,8 @@ impl NcclComm {
             messages: Arc::default(),
             events: Events::default(),
             portable: Mutex::default(),
+            #[cfg(feature = "nccl")]
+            far: Mutex::default(),
         })
     }
 }

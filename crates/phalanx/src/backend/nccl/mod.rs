@@ -73,6 +73,8 @@ pub use memory::{Buffer, GpuSlice, Registration};
 pub use parameters::parameters;
 
 use crate::buffer::stream::{GpuStream, Stream};
+#[cfg(feature = "nccl")]
+use crate::contract::carrier::MakeCarrier;
 use crate::contract::{Backend, Call, Operation, Shape, Transfer};
 use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
@@ -95,10 +97,13 @@ pub(crate) struct NcclComm {
     events: Events,
     /// The stream of `RawCommunicator`, if there is one.
     portable: Mutex<Option<GpuStream>>,
+    /// What moves GPU memory between hosts, from the first window on.
+    #[cfg(feature = "nccl")]
+    far: Mutex<Option<Arc<gpu_window::Far>>>,
 }
 
 /// Settings of a communicator, inherited by its splits.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct NcclSettings {
     pub config: Config,
     /// Whether calls are compared between the ranks before anything is enqueued.
@@ -106,6 +111,9 @@ pub(crate) struct NcclSettings {
     /// Whether own kernels are used, and which.
     #[cfg(feature = "nccl")]
     pub algorithm: direct::GpuAlgorithm,
+    /// What carries host memory to the ranks of other hosts, if it is built in.
+    #[cfg(feature = "nccl")]
+    pub carrier: Option<MakeCarrier>,
     /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank,
     /// it would wait forever.
     pub driver: Option<ThreadId>,
@@ -124,6 +132,8 @@ impl NcclSettings {
             check,
             #[cfg(feature = "nccl")]
             algorithm,
+            #[cfg(feature = "nccl")]
+            carrier: None,
             driver: None,
         })
     }

@@ -4,16 +4,13 @@ use super::worker::Worker;
 use crate::os::RunInstant;
 use crate::os::sync::{lock, wait};
 use crate::types::error::{Error, Result};
-use std::sync::{Arc, Condvar, Mutex, Once, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, TryLockError};
 use std::time::Duration;
 
 /// Two looks for accesses are so far apart. An access to a rank that computes takes as long.
 const NAP: Duration = Duration::from_micros(50);
 /// After an access, the thread looks without a pause for so long: more follow each other.
 const KEEN: Duration = Duration::from_micros(300);
-
-/// Whether the process is at its end, where UCX may be gone.
-static IS_EXITING: Mutex<bool> = Mutex::new(false);
 
 #[derive(Default)]
 struct State {
@@ -33,12 +30,10 @@ pub(super) struct Serving {
 impl Serving {
     /// Starts the thread, if it is not there.
     pub fn start(self: &Arc<Serving>, worker: &Arc<Mutex<Option<Worker>>>) -> Result<()> {
-        static AT_EXIT: Once = Once::new();
         let mut state = lock(&self.state);
         if state.is_started {
             return Ok(());
         }
-        AT_EXIT.call_once(|| crate::os::at_exit(|_| *lock(&IS_EXITING) = true));
         let (serving, worker) = (self.clone(), worker.clone());
         let thread = std::thread::Builder::new().name("phalanx-ucx".into());
         let started = thread.spawn(move || serving.serve(&worker));
@@ -67,25 +62,24 @@ impl Serving {
     fn serve(&self, worker: &Mutex<Option<Worker>>) {
         let (mut performed, mut last) = (0, RunInstant::now());
         while self.is_needed() {
-            let is_exiting = lock(&IS_EXITING);
-            if *is_exiting {
-                return;
-            }
-            // Whoever has the lock lets UCX work.
-            let locked = match worker.try_lock() {
-                Ok(locked) => Some(locked),
-                Err(TryLockError::Poisoned(locked)) => Some(locked.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            if let Some(mut locked) = locked {
-                let Some(worker) = &mut *locked else { return };
+            let is_there = crate::os::unless_exiting(|| {
+                // Whoever has the lock lets UCX work.
+                let mut locked = match worker.try_lock() {
+                    Ok(locked) => locked,
+                    Err(TryLockError::Poisoned(locked)) => locked.into_inner(),
+                    Err(TryLockError::WouldBlock) => return true,
+                };
+                let Some(worker) = &mut *locked else { return false };
                 worker.progress();
                 let so_far = worker.parts().performed;
                 if std::mem::replace(&mut performed, so_far) != so_far {
                     last = RunInstant::now();
                 }
+                true
+            });
+            if is_there != Some(true) {
+                return;
             }
-            drop(is_exiting);
             match last.elapsed() < KEEN {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(NAP),

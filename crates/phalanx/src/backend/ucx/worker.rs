@@ -12,6 +12,7 @@ use super::mail::{Delivery, Header, Mail, Matching, Posted};
 use super::parts::Parts;
 use super::tunables::FETCHED;
 use crate::control::segment::SegmentId;
+use crate::os::RunInstant;
 use crate::types::error::Result;
 use aside::Aside;
 use phalanx_sys::ucx::*;
@@ -19,10 +20,14 @@ use serve::{Fetching, Replying};
 use std::cell::UnsafeCell;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI8, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The numbers of our messages, and of accesses to windows, among UCX's active messages.
 const MESSAGE: c_uint = 0;
 const ACCESS: c_uint = 1;
+
+/// How long the end waits for connections to close, so that what was sent last arrives.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// Rounds of UCX in one call: peers that send without an end are answered in between.
 const ROUNDS_OF_PROGRESS: usize = 64;
@@ -185,6 +190,12 @@ impl Worker {
         self.peers = addresses.into_iter().map(peer).collect();
         *self.mail.get_mut() = Mail::new(key);
         *self.parts.get_mut() = Parts::new(key);
+    }
+
+    /// Tells it the address of a rank, to which nothing was sent before.
+    #[cfg(feature = "nccl")]
+    pub fn introduce(&mut self, peer: usize, address: &[u8]) {
+        self.peers[peer].address = address.to_vec();
     }
 
     /// The mail, for a moment in which UCX is not called.
@@ -467,7 +478,7 @@ impl Worker {
     }
 
     /// Begins to close all connections: what was sent still goes.
-    pub fn begin_to_close(&mut self) {
+    fn begin_to_close(&mut self) {
         for peer in 0..self.peers.len() {
             if let Some(endpoint) = self.peers[peer].endpoint.take() {
                 let flags = match self.peers[peer].health.is_down.load(Ordering::Relaxed) {
@@ -480,14 +491,30 @@ impl Worker {
     }
 
     /// Whether all connections that were to be closed are closed.
-    pub fn is_closed(&mut self) -> bool {
+    fn is_closed(&mut self) -> bool {
         let closing = std::mem::take(&mut self.closing);
         self.closing = closing.into_iter().filter(|request| !self.is_over(*request)).collect();
         self.closing.is_empty()
     }
 
-    /// Gives everything back to UCX. All connections are closed.
-    pub fn destroy(self) {
+    /// Closes all connections and gives everything back to UCX. False if that takes too long: what UCX still uses stays until the process ends.
+    pub fn end(mut self) -> bool {
+        let since = RunInstant::now();
+        self.begin_to_close();
+        while !self.is_closed() {
+            self.progress();
+            if since.elapsed() > CLOSING {
+                crate::os::log::debug!("UCX's connections did not close in time");
+                std::mem::forget(self);
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        self.destroy();
+        true
+    }
+
+    fn destroy(self) {
         // SAFETY: nothing of this worker and context is used any more; the mail lives until it is destroyed.
         unsafe {
             (self.ucx.ucp_worker_destroy)(self.worker);

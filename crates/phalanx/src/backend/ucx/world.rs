@@ -5,7 +5,6 @@ use super::worker::Worker;
 use crate::contract::hosts::HostTopology;
 use crate::control::host_channel::HostChannel;
 use crate::control::world::World;
-use crate::os::RunInstant;
 use crate::os::random_number;
 use crate::os::sync::lock;
 use crate::rendezvous::environment::cores_from_environment;
@@ -15,9 +14,6 @@ use crate::watch::deadline::after;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-
-/// How long the end of a world waits for connections to close, so that what was sent last arrives.
-const CLOSING: Duration = Duration::from_secs(1);
 
 /// What ranks tell each other through the store.
 #[derive(Serialize, Deserialize)]
@@ -168,24 +164,13 @@ impl Drop for UcxWorld {
             return std::mem::forget(self.worker.clone());
         }
         self.serving.end();
-        let Some(mut worker) = lock(&self.worker).take() else { return };
-        let since = RunInstant::now();
-        worker.begin_to_close();
-        while !worker.is_closed() {
-            worker.progress();
-            if since.elapsed() > CLOSING {
-                // What UCX still uses stays until the process ends.
-                crate::os::log::debug!("UCX's connections did not close in time");
-                return std::mem::forget(worker);
-            }
-            std::thread::yield_now();
-        }
-        worker.destroy();
+        let worker = lock(&self.worker).take();
+        worker.map(Worker::end);
     }
 }
 
 /// How to get UCX, a way on each line.
-const WAYS: &str = "\n  Debian, Ubuntu: apt install libucx0\n  Python: pip install libucx-cu12 (in the active virtual environment)\n  \
+pub(super) const WAYS: &str = "\n  Debian, Ubuntu: apt install libucx0\n  Python: pip install libucx-cu12 (in the active virtual environment)\n  \
                     conda: conda install -c conda-forge ucx\n  HPC-X: source hpcx-init.sh; hpcx_load\n  elsewhere: \
                     PHALANX_UCX_LIB=/path/to/libucp.so.0\n";
 

@@ -147,6 +147,11 @@ impl Relay {
         Ok(Relay { shared, segments, topology, here, stop: Some(stop), thread: Some(thread), fork })
     }
 
+    #[cfg(feature = "nccl")]
+    pub fn store(&self) -> &Store {
+        &self.shared.store
+    }
+
     pub fn topology(&self) -> &HostTopology {
         &self.topology
     }

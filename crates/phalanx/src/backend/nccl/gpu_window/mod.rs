@@ -5,53 +5,60 @@
 //! open. The others (`remote.rs`) open the allocation (`cuIpcOpenMemHandle`, or peer access between threads) and enqueue copies; lists of
 //! short blocks are one kernel (`list.rs`).
 //!
-//! Not here: ranks of other hosts, who would need the memory to be staged.
+//! Where the ranks of a communicator are on several hosts, the memory is staged (`far/`).
 
+mod far;
 mod list;
 mod own;
 mod record;
 mod remote;
 
+pub(crate) use far::Far;
 pub(crate) use remote::CopyStream;
 
 use super::NcclComm;
 use super::device::DeviceMemory;
 use super::direct::clear;
 use crate::buffer::stream::GpuStream;
-use crate::contract::{Backend, GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
+use crate::contract::{GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
 use crate::control::endpoint::Endpoint;
 use crate::gpu::cuda::gpu_ids;
 use crate::gpu::ipc::IpcHandle;
 use crate::gpu::kernels::{check, during_captures};
 use crate::os::random_number;
+use crate::os::sync::lock;
+use crate::rendezvous::store::Store;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use cudarc::driver::sys;
 use own::OwnWindow;
 use record::{Registration, SharedRecord};
 use remote::RemoteWindow;
+use std::sync::Arc;
 
 /// The driver hands memory to other processes in blocks of so many bytes. Short allocations share one; these do not, so that nothing else is
 /// handed over with them.
 const BLOCK: usize = 2 << 20;
 
 impl NcclComm {
-    /// The channel in whose memory the registrations are; an error if the ranks share none.
-    fn shared(&self) -> Result<&Endpoint> {
-        let endpoint = self.host_channel.endpoint();
+    /// The channel in whose memory, or store, the registrations are; an error if there can be none.
+    fn channel_of_windows(&self) -> Result<&Endpoint> {
         self.communicator.check_owner()?;
         self.communicator.check()?;
         if self.communicator.device.cuda().is_none() {
             return Err(refused("the GPU is not NVIDIA's", "use collectives and messages"));
         }
-        if !endpoint.shares_memory() || self.host_topology().num_hosts() > 1 {
-            let why = "the communicator's ranks are on several hosts, and copies stay inside one";
-            return Err(refused(
-                why,
-                "send messages to other hosts, and use a job of one host's ranks for the rest",
-            ));
+        Ok(self.host_channel.endpoint())
+    }
+
+    /// What moves memory between hosts, and the job's store, if the ranks are on several.
+    fn far<'a>(&self, endpoint: &'a Endpoint) -> Result<Option<(Arc<Far>, &'a Store)>> {
+        let Some(store) = endpoint.world.store() else { return Ok(None) };
+        let mut far = lock(&self.far);
+        if far.is_none() {
+            *far = Some(Far::start(&self.communicator, store, self.settings.carrier)?);
         }
-        Ok(endpoint)
+        Ok(far.clone().map(|far| (far, store)))
     }
 }
 
@@ -72,7 +79,7 @@ fn stale(rank: usize, why: &str) -> Error {
 
 impl GpuWindows for NcclComm {
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.shared()?;
+        self.channel_of_windows()?;
         let bytes = bytes.max(1).next_multiple_of(BLOCK);
         let device = &self.communicator.device;
         let _current = device.enter();
@@ -85,7 +92,7 @@ impl GpuWindows for NcclComm {
     }
 
     unsafe fn register(&self, region: GpuRegion, stream: &GpuStream) -> Result<Box<dyn GpuWindow>> {
-        let endpoint = self.shared()?;
+        let endpoint = self.channel_of_windows()?;
         let (communicator, device) = (&self.communicator, &self.communicator.device);
         if device.is_of_pool(region.address as usize) {
             return Err(refused(
@@ -96,6 +103,9 @@ impl GpuWindows for NcclComm {
         let _current = device.enter();
         let last = communicator.last_enqueued().map(|(announced, _)| announced);
         communicator.wait_for(stream.raw(), &last.unwrap_or_else(|| communicator.auxiliary_call()))?;
+        if let Some((far, _)) = self.far(endpoint)? {
+            return far.register(region);
+        }
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: out-pointers on the stack; the driver refuses an address that it does not know.
         let found =
@@ -133,8 +143,12 @@ impl GpuWindows for NcclComm {
         (dtype, len): (DType, usize),
         stream: &GpuStream,
     ) -> Result<Box<dyn RemoteGpuWindow>> {
-        let endpoint = self.shared()?;
+        let endpoint = self.channel_of_windows()?;
         let communicator = &self.communicator;
+        if let Some((far, store)) = self.far(endpoint)? {
+            NcclComm::adopt(self, stream)?;
+            return far.open(store, key, rank, (dtype, len as u64), stream);
+        }
         let nothing = || {
             stale(
                 rank,

@@ -1,6 +1,5 @@
 //! [`OwnWindow`]: memory of this rank, which others have open.
 
-use super::record::SharedRecord;
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::contract::{GpuWindow, GpuWindowKey, Operation};
 use crate::gpu::backoff::Backoff;
@@ -9,36 +8,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub(super) struct OwnWindow {
+/// What other ranks of a registration see and do: in shared memory, or as messages.
+pub(super) trait Record: Send + Sync {
+    /// What other ranks find it by.
+    fn id(&self) -> u64;
+
+    /// Signals of a rank so far.
+    fn given(&self, rank: usize) -> u64;
+
+    /// Lets nobody open it or begin a copy any more.
+    fn release(&self);
+
+    /// Whether a rank may still copy. A process that has exited begins nothing.
+    fn is_held_by(&self, rank: usize, has_exited: bool) -> bool;
+
+    /// Forgets it, once no rank may copy.
+    fn close(&self);
+}
+
+pub(super) struct OwnWindow<R> {
     communicator: Arc<Communicator>,
-    record: SharedRecord,
+    record: R,
     nonce: [u64; 2],
     /// Signals of each rank that were waited for.
     heard: Box<[AtomicU64]>,
 }
 
-impl OwnWindow {
-    pub fn new(communicator: Arc<Communicator>, record: SharedRecord, nonce: [u64; 2]) -> OwnWindow {
+impl<R: Record> OwnWindow<R> {
+    pub fn new(communicator: Arc<Communicator>, record: R, nonce: [u64; 2]) -> OwnWindow<R> {
         let heard = (0..communicator.ranks).map(|_| AtomicU64::new(0)).collect();
         OwnWindow { communicator, record, nonce, heard }
     }
 
-    /// Whether a rank may still copy. A process that has ended does not.
     fn is_open_at(&self, rank: usize) -> bool {
-        self.record.is_held_by(rank) && !self.communicator.control_channel.has_exited(rank)
+        self.record.is_held_by(rank, self.communicator.control_channel.has_exited(rank))
     }
 }
 
-impl GpuWindow for OwnWindow {
+impl<R: Record> GpuWindow for OwnWindow<R> {
     fn key(&self) -> GpuWindowKey {
         GpuWindowKey { segment: self.record.id(), nonce: self.nonce }
     }
 
     fn wait_signals(&self, rank: usize, count: u64) -> Result<()> {
-        let (given, heard) = (self.record.signals(rank), &self.heard[rank]);
+        let heard = &self.heard[rank];
         // Each of several threads waits for signals of its own.
         let wanted = heard.fetch_add(count, Ordering::Relaxed).saturating_add(count);
-        let is_given = || Ok(given.given() >= wanted);
+        let is_given = || Ok(self.record.given(rank) >= wanted);
         self.communicator.wait_for_rank(Operation::WaitSignals, rank, is_given).inspect_err(|_| {
             heard.fetch_sub(count, Ordering::Relaxed);
         })
@@ -52,7 +68,7 @@ impl GpuWindow for OwnWindow {
             return if self.close_within(ENDING) { Ok(()) } else { Err(failure) };
         }
         self.record.release();
-        if self.record.is_held_by(own) {
+        if self.record.is_held_by(own, false) {
             return Err(UsageError::Setting {
                 name: "GpuWindow::release".into(),
                 value: format!("memory that rank {own} has open itself"),

@@ -1,5 +1,6 @@
 //! [`SharedRecord`]: what all ranks see of a registration, in memory that they share.
 
+use super::own::Record;
 use crate::control::flags::Signals;
 use crate::control::segment::Segment;
 use crate::control::world::World;
@@ -112,11 +113,6 @@ impl SharedRecord {
         Some(SharedRecord { world: world.clone(), segment, ranks })
     }
 
-    /// What other ranks find it by.
-    pub fn id(&self) -> u64 {
-        self.segment.id
-    }
-
     /// The registration, if the segment has one that is open. What it says is to be compared before it is used.
     pub fn registration(&self) -> Option<Registration> {
         let header = self.header();
@@ -129,11 +125,6 @@ impl SharedRecord {
     #[inline]
     pub fn is_open(&self) -> bool {
         self.header().state.load(Ordering::SeqCst) == OPEN
-    }
-
-    /// Lets nobody open it any more.
-    pub fn release(&self) {
-        self.header().state.store(RELEASED, Ordering::SeqCst);
     }
 
     /// Enters: false if it has been released meanwhile. Either the rank sees here that it is, or its owner sees that the rank is inside.
@@ -150,17 +141,8 @@ impl SharedRecord {
         self.peer(rank).holders.fetch_sub(1, Ordering::SeqCst);
     }
 
-    pub fn is_held_by(&self, rank: usize) -> bool {
-        self.peer(rank).holders.load(Ordering::SeqCst) != 0
-    }
-
     pub fn signals(&self, rank: usize) -> &Signals {
         &self.peer(rank).signals
-    }
-
-    /// Gives the segment back, once no rank has it open.
-    pub fn close(&self) {
-        self.world.close_segment(&self.segment, true);
     }
 
     fn header(&self) -> &Header {
@@ -172,6 +154,29 @@ impl SharedRecord {
         assert!(rank < self.ranks, "a rank of the communicator");
         // SAFETY: as above; the segment has words for each rank.
         unsafe { &*self.segment.memory.as_ptr().add(PEERS).cast::<PeerWords>().add(rank) }
+    }
+}
+
+impl Record for SharedRecord {
+    fn id(&self) -> u64 {
+        self.segment.id
+    }
+
+    fn given(&self, rank: usize) -> u64 {
+        self.signals(rank).given()
+    }
+
+    fn release(&self) {
+        self.header().state.store(RELEASED, Ordering::SeqCst);
+    }
+
+    fn is_held_by(&self, rank: usize, has_exited: bool) -> bool {
+        self.peer(rank).holders.load(Ordering::SeqCst) != 0 && !has_exited
+    }
+
+    /// Gives the segment back.
+    fn close(&self) {
+        self.world.close_segment(&self.segment, true);
     }
 }
 
@@ -204,12 +209,12 @@ mod tests {
         let record = SharedRecord::publish(&world, 3, &registration()).unwrap();
         let found = SharedRecord::find(&world, 3, record.id()).unwrap();
         assert_eq!(found.registration(), Some(registration()));
-        assert!(found.hold(2) && record.is_held_by(2) && !record.is_held_by(0));
+        assert!(found.hold(2) && record.is_held_by(2, false) && !record.is_held_by(0, false));
         record.release();
-        assert!(!found.hold(2) && record.is_held_by(2));
+        assert!(!found.hold(2) && record.is_held_by(2, false));
         assert_eq!(found.registration(), None);
         found.let_go(2);
-        assert!(!record.is_held_by(2));
+        assert!(!record.is_held_by(2, false));
         record.close();
         assert!(SharedRecord::find(&world, 3, found.id()).is_none());
     }

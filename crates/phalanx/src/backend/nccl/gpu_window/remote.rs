@@ -13,25 +13,42 @@ use crate::gpu::cuda::{PeerLink, gpu_ids, link};
 use crate::gpu::ipc;
 use crate::gpu::kernels::{check, during_captures};
 use crate::os::sync::lock;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The stream on which an open window's copies are enqueued; a communicator's `sync` waits for them.
 pub(crate) struct CopyStream {
-    stream: GpuStream,
+    pub(super) stream: GpuStream,
     /// The rank of the window.
-    rank: usize,
+    pub(super) rank: usize,
     /// Behind the last copy or signal. What the program enqueues afterwards, or captures, is not waited for.
-    last: GpuEvent,
+    pub(super) last: GpuEvent,
+    /// Why a copy to another host was not made, which shows after it was enqueued. The later ones are not made either.
+    pub(super) failure: OnceLock<Error>,
 }
 
 impl CopyStream {
+    pub fn new(communicator: &Communicator, rank: usize, stream: &GpuStream) -> Result<Arc<CopyStream>> {
+        let last = GpuEvent::new(&communicator.device)?;
+        Ok(Arc::new(CopyStream { stream: stream.clone(), rank, last, failure: OnceLock::new() }))
+    }
+
     /// Waits for its copies.
     pub fn sync(&self, communicator: &Communicator) -> Result<()> {
-        communicator.wait_for_rank(Operation::OneSided, self.rank, || self.last.is_complete())
+        communicator.wait_for_rank(Operation::OneSided, self.rank, || self.is_complete())?;
+        self.check()
+    }
+
+    pub fn is_complete(&self) -> Result<bool> {
+        self.last.is_complete()
+    }
+
+    /// An error if a copy was not made.
+    pub fn check(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 }
 
@@ -58,9 +75,8 @@ impl RemoteWindow {
             return Ok(None);
         }
         let let_go = |_: &_| record.let_go(communicator.rank);
-        let last = GpuEvent::new(&communicator.device).inspect_err(let_go)?;
+        let copies = CopyStream::new(communicator, registration.rank as usize, stream).inspect_err(let_go)?;
         let (base, mapped) = reach(communicator, registration).inspect_err(let_go)?;
-        let copies = Arc::new(CopyStream { stream: stream.clone(), rank: registration.rank as usize, last });
         communicator.keep_copies(&copies);
         Ok(Some(RemoteWindow {
             communicator: communicator.clone(),
@@ -168,7 +184,7 @@ impl RemoteGpuWindow for RemoteWindow {
 
     fn is_complete(&self) -> Result<bool> {
         self.communicator.check()?;
-        self.copies.last.is_complete()
+        self.copies.is_complete()
     }
 
     fn sync(&self) -> Result<()> {
@@ -203,7 +219,7 @@ impl Drop for RemoteWindow {
 
 impl Communicator {
     /// Keeps a stream of copies, for `sync` to wait for.
-    fn keep_copies(&self, copies: &Arc<CopyStream>) {
+    pub(super) fn keep_copies(&self, copies: &Arc<CopyStream>) {
         let mut all = lock(&self.copies);
         all.retain(|kept| kept.strong_count() > 0);
         all.push(Arc::downgrade(copies));
