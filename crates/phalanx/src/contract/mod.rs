@@ -6,8 +6,6 @@
 
 mod backend;
 mod call;
-#[cfg(feature = "nccl")]
-pub(crate) mod carrier;
 mod dry_call;
 mod file;
 mod flow;
@@ -16,6 +14,8 @@ mod gpu_window;
 mod grid;
 pub(crate) mod hosts;
 mod kind;
+#[cfg(feature = "nccl")]
+pub(crate) mod messenger;
 #[cfg(feature = "nccl")]
 mod norm;
 mod operation;

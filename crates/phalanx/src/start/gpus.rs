@@ -12,7 +12,7 @@ use crate::backend::nvshmem::NvshmemComm;
 use crate::contract::Backend;
 use crate::contract::BackendKind;
 #[cfg(feature = "nccl")]
-use crate::contract::carrier::MakeCarrier;
+use crate::contract::messenger::MakeMessenger;
 #[cfg(feature = "_gpu")]
 use crate::control::host_channel::HostChannel;
 use crate::rendezvous::gpus::Visible;
@@ -24,12 +24,12 @@ use std::sync::Arc;
 
 /// UCX, where it is built in.
 #[cfg(all(feature = "nccl", feature = "multi-host", target_pointer_width = "64", target_endian = "little"))]
-const CARRIER: Option<MakeCarrier> = Some(crate::backend::ucx::carrier);
+const MESSENGER: Option<MakeMessenger> = Some(crate::backend::ucx::messenger);
 #[cfg(all(
     feature = "nccl",
     not(all(feature = "multi-host", target_pointer_width = "64", target_endian = "little"))
 ))]
-const CARRIER: Option<MakeCarrier> = None;
+const MESSENGER: Option<MakeMessenger> = None;
 
 /// Checks that a backend has a GPU for each of this many ranks of this host.
 pub(super) fn gpus_for(backend: BackendKind, ranks: usize) -> Result<()> {
@@ -64,7 +64,7 @@ pub(super) fn on_gpu(
             #[cfg(not(feature = "nccl"))]
             let nccl = settings.nccl.clone();
             #[cfg(feature = "nccl")]
-            let nccl = Arc::new(NcclSettings { carrier: CARRIER, ..(*settings.nccl).clone() });
+            let nccl = Arc::new(NcclSettings { messenger: MESSENGER, ..(*settings.nccl).clone() });
             let comm = NcclComm::join(Box::new(host), flavour(backend), settings.gpu, nccl)?;
             Ok(NewComm::new(Arc::new(comm), name))
         }

@@ -73,13 +73,7 @@ impl Comm {
     /// array that has not the shape; a part narrower than the halo that its neighbor needs. [`MismatchError`](crate::MismatchError) if
     /// neighbors' sizes differ; on NCCL in [checked mode](crate::Builder::check) only. [`UnsupportedError`](crate::UnsupportedError) for GPU
     /// memory on MPI.
-    pub fn exchange_halo<A>(
-        &self,
-        grid: &Grid,
-        array: &mut A,
-        shape: &[usize],
-        width: &[usize],
-    ) -> Result<()>
+    pub fn exchange_halo<A>(&self, grid: &Grid, array: &mut A, shape: &[usize], width: &[usize]) -> Result<()>
     where
         A: Target + ?Sized,
         A::Elem: Plain,

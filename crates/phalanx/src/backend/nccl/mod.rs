@@ -74,7 +74,7 @@ pub use parameters::parameters;
 
 use crate::buffer::stream::{GpuStream, Stream};
 #[cfg(feature = "nccl")]
-use crate::contract::carrier::MakeCarrier;
+use crate::contract::messenger::MakeMessenger;
 use crate::contract::{Backend, Call, Operation, Shape, Transfer};
 use crate::control::host_channel::HostChannel;
 use crate::os::sync::lock;
@@ -113,7 +113,7 @@ pub(crate) struct NcclSettings {
     pub algorithm: direct::GpuAlgorithm,
     /// What carries host memory to the ranks of other hosts, if it is built in.
     #[cfg(feature = "nccl")]
-    pub carrier: Option<MakeCarrier>,
+    pub messenger: Option<MakeMessenger>,
     /// The thread that made all ranks (`init_all`) and probably drives them. If it waited for another rank,
     /// it would wait forever.
     pub driver: Option<ThreadId>,
@@ -133,7 +133,7 @@ impl NcclSettings {
             #[cfg(feature = "nccl")]
             algorithm,
             #[cfg(feature = "nccl")]
-            carrier: None,
+            messenger: None,
             driver: None,
         })
     }

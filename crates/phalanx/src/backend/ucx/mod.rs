@@ -15,7 +15,7 @@
 //! | `hosts.rs` | the ranks of each host, and the channel of those of this one |
 //! | `message.rs`, `host_message.rs` | messages of the user, between hosts and inside one |
 //! | `window.rs` | one-sided access, as the rank that accesses sees it; memory that a host shares |
-//! | `carrier.rs` | UCX for a backend that stages other memory through it |
+//! | `messenger.rs` | UCX for a backend that stages other memory through it |
 //! | `parts.rs`, `serving.rs` | the parts that others access, and the thread that serves them |
 //!
 //! # Messages
@@ -26,8 +26,6 @@
 //! UCX may use a buffer until its request is over. A rank that gives up closes its channel, after which messages of peers that are
 //! under way are dropped, here and there; a peer that does not take part in that loses its connection. Only then the error is returned.
 
-#[cfg(feature = "nccl")]
-mod carrier;
 mod choose;
 mod collective;
 mod context;
@@ -37,6 +35,8 @@ mod hosts;
 mod inbox;
 mod mail;
 mod message;
+#[cfg(feature = "nccl")]
+mod messenger;
 mod parts;
 mod serving;
 mod tunables;
@@ -47,7 +47,7 @@ mod worker;
 mod world;
 
 #[cfg(feature = "nccl")]
-pub(crate) use carrier::carrier;
+pub(crate) use messenger::messenger;
 pub(crate) use work::work;
 pub(crate) use world::{Here, MeetHere, Meeting};
 

@@ -56,7 +56,7 @@ impl NcclComm {
         let Some(store) = endpoint.world.store() else { return Ok(None) };
         let mut far = lock(&self.far);
         if far.is_none() {
-            *far = Some(Far::start(&self.communicator, store, self.settings.carrier)?);
+            *far = Some(Far::start(&self.communicator, store, self.settings.messenger)?);
         }
         Ok(far.clone().map(|far| (far, store)))
     }

@@ -10,7 +10,7 @@ use super::staging::{SLOTS, Staging, Tools};
 use crate::backend::nccl::gpu_window::remote::CopyStream;
 use crate::backend::nccl::gpu_window::stale;
 use crate::contract::CopyDirection;
-use crate::contract::carrier::Posted;
+use crate::contract::messenger::Posted;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
@@ -157,7 +157,7 @@ impl Client {
     /// Asks a rank that is known to open a window. `note` makes the question of its number.
     pub fn open(&mut self, opened: Arc<Opened>, note: impl FnOnce(u64) -> Note, tools: &mut Tools) {
         self.numbers += 1;
-        tools.carrier.send_note(opened.rank(), note(self.numbers).to_bytes());
+        tools.messenger.send_note(opened.rank(), note(self.numbers).to_bytes());
         let (jobs, places, next) = (VecDeque::new(), [Place::Free, Place::Free], (None, 0));
         let (asked, since) = (Some(self.numbers), None);
         self.windows.push(Calling { opened, jobs, places, next, asked, since, is_closing: false });
@@ -226,7 +226,7 @@ impl Client {
             let _ = opened.copies.failure.set(failure.clone());
             for place in &mut *places {
                 match place {
-                    Place::Away { posted: Some(posted), .. } if !tools.carrier.give_up(*posted) => {}
+                    Place::Away { posted: Some(posted), .. } if !tools.messenger.give_up(*posted) => {}
                     _ => *place = Place::Free,
                 }
             }
@@ -270,7 +270,7 @@ impl Calling {
                     *numbers += 1;
                     self.asked = Some(*numbers);
                     let note = Note::Signal { number: *numbers, nonce: self.opened.nonce };
-                    tools.carrier.send_note(rank, note.to_bytes());
+                    tools.messenger.send_note(rank, note.to_bytes());
                     false
                 }
                 Some(number) => answers.remove(&(rank, number)).is_some_and(|verdict| {
@@ -319,7 +319,7 @@ impl Calling {
         // What was given up.
         for place in &mut self.places {
             if let Place::Away { posted: Some(posted), .. } = place
-                && tools.carrier.outcome(*posted).is_none()
+                && tools.messenger.outcome(*posted).is_none()
             {
                 return false;
             }
@@ -328,7 +328,7 @@ impl Calling {
         // Of its own window the rank is told where it closes it.
         if self.opened.rank() != own {
             let note = Note::Close { nonce: self.opened.nonce };
-            tools.carrier.send_note(self.opened.rank(), note.to_bytes());
+            tools.messenger.send_note(self.opened.rank(), note.to_bytes());
         }
         true
     }
@@ -392,11 +392,11 @@ impl Copying<'_> {
                 if let Some(receive) = *posted
                     && is_refused
                     && !self.is_put
-                    && self.tools.carrier.give_up(receive)
+                    && self.tools.messenger.give_up(receive)
                 {
                     *posted = None;
                 }
-                match posted.map(|posted| self.tools.carrier.outcome(posted)) {
+                match posted.map(|posted| self.tools.messenger.outcome(posted)) {
                     None => {}
                     Some(None) => return false,
                     Some(Some(true)) => *posted = None,
@@ -433,17 +433,17 @@ impl Copying<'_> {
         *self.numbers += 1;
         let (number, nonce, rank) = (*self.numbers, self.opened.nonce, self.opened.rank());
         let (ranges, start) = (piece.ranges.clone(), self.opened.staging().start(slot));
-        let (data, carrier) = (data_number(number, self.is_put), &mut self.tools.carrier);
+        let (data, messenger) = (data_number(number, self.is_put), &mut self.tools.messenger);
         let posted = match self.is_put {
             true => {
-                carrier.send_note(rank, Note::Put { number, nonce, ranges }.to_bytes());
+                messenger.send_note(rank, Note::Put { number, nonce, ranges }.to_bytes());
                 // SAFETY: the place of so many bytes is this piece's until the send is over: the stream waits before it uses it again.
-                unsafe { carrier.send(rank, data, start, piece.bytes) }
+                unsafe { messenger.send(rank, data, start, piece.bytes) }
             }
             false => {
                 // SAFETY: as above, until the receive is over.
-                let posted = unsafe { carrier.receive(rank, data, start, piece.bytes) };
-                carrier.send_note(rank, Note::Get { number, nonce, ranges }.to_bytes());
+                let posted = unsafe { messenger.receive(rank, data, start, piece.bytes) };
+                messenger.send_note(rank, Note::Get { number, nonce, ranges }.to_bytes());
                 posted
             }
         };

@@ -1,4 +1,4 @@
-//! Windows between hosts: GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Carrier`](crate::contract::carrier::Carrier).
+//! Windows between hosts: GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Messenger`](crate::contract::messenger::Messenger).
 //!
 //! Each rank that has such a window, or opens one, has a thread (`service.rs`). It carries out what other ranks ask of this rank's windows
 //! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and with the program's streams, which wait for it
@@ -19,7 +19,7 @@ use super::remote::CopyStream;
 use super::{refused, stale};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::buffer::stream::GpuStream;
-use crate::contract::carrier::{CarrierAddress, MakeCarrier};
+use crate::contract::messenger::{MakeMessenger, MessengerAddress};
 use crate::contract::{
     CopyDirection, GpuBlock, GpuRegion, GpuWindow, GpuWindowKey, Operation, RemoteGpuWindow,
 };
@@ -54,24 +54,24 @@ impl Far {
     pub fn start(
         communicator: &Arc<Communicator>,
         store: &Store,
-        carrier: Option<MakeCarrier>,
+        messenger: Option<MakeMessenger>,
     ) -> Result<Arc<Far>> {
         let remedy = "build phalanx with the feature multi-host, for a 64-bit little-endian machine";
-        let carrier = carrier
+        let messenger = messenger
             .ok_or_else(|| refused("the ranks are on several hosts, and UCX is not built in", remedy))?;
-        let carrier = carrier(communicator.rank, communicator.ranks)?;
+        let messenger = messenger(communicator.rank, communicator.ranks)?;
         let device = communicator.device;
         let tools = {
             let (to_gpu, to_host) =
                 during_captures(|| Ok::<_, Error>((device.new_stream()?, device.new_stream()?)))?;
-            Tools { carrier, device, to_gpu, to_host }
+            Tools { messenger, device, to_gpu, to_host }
         };
         let server = Server::new(&device)?;
         let id = random_number("ranks of other hosts find windows by a number")?;
         let introduction = Introduction {
             channel: communicator.control_channel.id(),
             rank: communicator.rank as u64,
-            address: tools.carrier.address().clone(),
+            address: tools.messenger.address().clone(),
         };
         let introduction = postcard::to_allocvec(&introduction).expect("plain data");
         store.set(&store_key(id), &introduction, communicator.control_channel.timeout())?;
@@ -136,7 +136,7 @@ impl Far {
     }
 
     /// Where the service with this window is: what the store has of it, if it is the rank's in this communicator.
-    fn find(&self, store: &Store, key: GpuWindowKey, rank: usize) -> Result<CarrierAddress> {
+    fn find(&self, store: &Store, key: GpuWindowKey, rank: usize) -> Result<MessengerAddress> {
         let channel = &self.shared.communicator.control_channel;
         // A number that nobody has is taken, so that nobody waits for it.
         let found = store.set_first(&store_key(key.segment), &[], channel.timeout())?;

@@ -1,7 +1,7 @@
 //! What ranks of several hosts tell each other about windows, and the pieces in which copies travel.
 
 use crate::contract::GpuBlock;
-use crate::contract::carrier::CarrierAddress;
+use crate::contract::messenger::MessengerAddress;
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of a piece. It goes through page-locked memory of so many bytes at both ends.
@@ -22,7 +22,7 @@ pub(super) struct Introduction {
     /// The communicator.
     pub channel: u64,
     pub rank: u64,
-    pub address: CarrierAddress,
+    pub address: MessengerAddress,
 }
 
 /// The key of a rank's introduction in the store.
@@ -33,7 +33,7 @@ pub(super) fn store_key(service: u64) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Note {
     /// Asks to open a window, which has exactly these elements. It says where the answer goes.
-    Open { number: u64, nonce: Nonce, channel: u64, dtype: u8, marked: u64, address: CarrierAddress },
+    Open { number: u64, nonce: Nonce, channel: u64, dtype: u8, marked: u64, address: MessengerAddress },
     /// The rank begins no copy of the window any more.
     Close { nonce: Nonce },
     /// Data for these ranges follows, with the number.
@@ -149,7 +149,7 @@ impl Iterator for Cutter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::carrier::LONGEST_NOTE;
+    use crate::contract::messenger::LONGEST_NOTE;
 
     #[test]
     fn pieces_are_all_of_the_blocks_and_not_too_long() {

@@ -5,7 +5,7 @@ use super::part::{Part, Parts};
 use super::staging::{SLOTS, Staging, Tools, Way, copy};
 use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::contract::CopyDirection;
-use crate::contract::carrier::Posted;
+use crate::contract::messenger::Posted;
 use crate::types::error::Result;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -100,10 +100,10 @@ impl Server {
                 // The data is taken in any case: its rank waits until it has gone.
                 let number = data_number(asked.number, true);
                 // SAFETY: the place has room for a piece, and nothing else is done in it until the receive is over.
-                let posted = unsafe { tools.carrier.receive(asked.from, number, start, asked.bytes) };
+                let posted = unsafe { tools.messenger.receive(asked.from, number, start, asked.bytes) };
                 self.steps[place] = Step::Coming(asked, posted);
             }
-            Step::Coming(asked, posted) => match tools.carrier.outcome(posted) {
+            Step::Coming(asked, posted) => match tools.messenger.outcome(posted) {
                 None => {
                     self.steps[place] = Step::Coming(asked, posted);
                     return Ok(false);
@@ -122,12 +122,12 @@ impl Server {
                 if asked.direction == CopyDirection::Get {
                     let number = data_number(asked.number, false);
                     // SAFETY: as above: until the send is over.
-                    let posted = unsafe { tools.carrier.send(asked.from, number, start, asked.bytes) };
+                    let posted = unsafe { tools.messenger.send(asked.from, number, start, asked.bytes) };
                     self.steps[place] = Step::Going(asked.from, posted);
                 }
             }
             Step::Going(to, posted) => {
-                if tools.carrier.outcome(posted).is_none() {
+                if tools.messenger.outcome(posted).is_none() {
                     self.steps[place] = Step::Going(to, posted);
                     return Ok(false);
                 }
@@ -172,7 +172,7 @@ impl Server {
                 Step::Free | Step::Copying(..) => continue,
             };
             if is_lost(rank) {
-                *step = if tools.carrier.give_up(posted) { Step::Free } else { Step::Going(rank, posted) };
+                *step = if tools.messenger.give_up(posted) { Step::Free } else { Step::Going(rank, posted) };
             }
         }
     }
@@ -190,5 +190,5 @@ impl Server {
 
 /// Tells a rank what has become of what it asked.
 pub(super) fn answer(tools: &mut Tools, to: usize, number: u64, verdict: Verdict) {
-    tools.carrier.send_note(to, Note::Answer { number, verdict }.to_bytes());
+    tools.messenger.send_note(to, Note::Answer { number, verdict }.to_bytes());
 }

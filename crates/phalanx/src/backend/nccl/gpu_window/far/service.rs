@@ -6,7 +6,7 @@ use super::part::{Part, Parts};
 use super::server::{Server, answer};
 use super::staging::Tools;
 use crate::backend::nccl::communicator::{Communicator, ENDING};
-use crate::contract::carrier::CarrierAddress;
+use crate::contract::messenger::MessengerAddress;
 use crate::contract::{CopyDirection, Operation};
 use crate::control::control_channel::AnnouncedCall;
 use crate::os::sync::lock;
@@ -32,10 +32,10 @@ const FLUSHING: Duration = Duration::from_secs(1);
 
 /// What the program's threads tell the service.
 pub(super) enum Order {
-    /// Open a window of a rank with this carrier.
+    /// Open a window of a rank with this messenger.
     Open {
         opened: Arc<Opened>,
-        address: CarrierAddress,
+        address: MessengerAddress,
         channel: u64,
         dtype: u8,
         marked: u64,
@@ -135,8 +135,8 @@ impl Service {
         let orders = std::mem::take(&mut *lock(&self.shared.orders));
         let mut has_moved = !orders.is_empty();
         orders.into_iter().for_each(|order| self.obey(order));
-        self.tools.carrier.progress();
-        while let Some((from, note)) = self.tools.carrier.take_note() {
+        self.tools.messenger.progress();
+        while let Some((from, note)) = self.tools.messenger.take_note() {
             has_moved = true;
             if let Some(note) = Note::from_bytes(&note) {
                 self.take(from, note);
@@ -157,9 +157,9 @@ impl Service {
                 if self.failure.is_some() {
                     return;
                 }
-                self.tools.carrier.meet(opened.copies.rank, &address);
+                self.tools.messenger.meet(opened.copies.rank, &address);
                 self.known[opened.copies.rank] = true;
-                let (nonce, address) = (opened.nonce, self.tools.carrier.address().clone());
+                let (nonce, address) = (opened.nonce, self.tools.messenger.address().clone());
                 let note = |number| Note::Open { number, nonce, channel, dtype, marked, address };
                 self.client.open(opened, note, &mut self.tools);
             }
@@ -172,7 +172,7 @@ impl Service {
             Order::Close(opened) => self.client.close(&opened),
             Order::Tell(part, note) => {
                 for rank in part.holders() {
-                    self.tools.carrier.send_note(rank, note.clone().to_bytes());
+                    self.tools.messenger.send_note(rank, note.clone().to_bytes());
                 }
             }
             Order::End => self.ending = Some(RunInstant::now()),
@@ -186,7 +186,7 @@ impl Service {
         let (parts, tools) = (&self.shared.parts, &mut self.tools);
         match note {
             Note::Open { number, nonce, channel, dtype, marked, address } => {
-                tools.carrier.meet(from, &address);
+                tools.messenger.meet(from, &address);
                 self.known[from] = true;
                 let is_ours = channel == self.shared.communicator.control_channel.id();
                 let verdict = match is_ours {
@@ -222,7 +222,7 @@ impl Service {
         for (rank, since) in self.client.awaited() {
             let announced = AnnouncedCall::of_rank(communicator.collectives(), Operation::OneSided, rank);
             channel.check_peers(&announced, since)?;
-            if let Some(text) = self.tools.carrier.failure(rank).filter(|_| since.elapsed() > BROKEN) {
+            if let Some(text) = self.tools.messenger.failure(rank).filter(|_| since.elapsed() > BROKEN) {
                 crate::os::log::error!(
                     rank = communicator.rank,
                     "UCX has lost the connection to rank {rank}: {text}"

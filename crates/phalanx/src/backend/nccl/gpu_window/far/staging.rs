@@ -3,7 +3,7 @@
 use super::note::PIECE;
 use crate::backend::nccl::device::{GpuDevice, PinnedMemory};
 use crate::buffer::stream::GpuStream;
-use crate::contract::carrier::Carrier;
+use crate::contract::messenger::Messenger;
 use crate::gpu::kernels::during_captures;
 use crate::types::error::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,7 +51,7 @@ impl Staging {
 
 /// What the service has to move pieces with.
 pub(super) struct Tools {
-    pub carrier: Box<dyn Carrier>,
+    pub messenger: Box<dyn Messenger>,
     pub device: GpuDevice,
     /// Of copies to the GPU, and of those from it. No other stream is ordered with them.
     pub to_gpu: GpuStream,

@@ -1,31 +1,31 @@
-//! [`Carrier`]: messages of host memory between the ranks of a communicator on several hosts, for a backend that stages other memory through it.
+//! [`Messenger`]: messages of host memory between the ranks of a communicator on several hosts, for a backend that stages other memory through it.
 //!
 //! Two kinds of messages: *notes*, short and in order, which come unasked; and *data*, which goes to where a receive of its number was posted.
-//! One thread uses a carrier.
+//! One thread uses a messenger.
 
 use crate::types::error::Result;
 use serde::{Deserialize, Serialize};
 
-/// Where a rank's carrier is, and the secret without which a message to it does not count.
+/// Where a rank's messenger is, and the secret without which a message to it does not count.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CarrierAddress {
+pub(crate) struct MessengerAddress {
     pub key: [u64; 2],
     pub worker: Vec<u8>,
 }
 
-/// Makes the carrier of a rank among so many. An error says how to get the library.
-pub(crate) type MakeCarrier = fn(rank: usize, ranks: usize) -> Result<Box<dyn Carrier>>;
+/// Makes the messenger of a rank among so many. An error says how to get the library.
+pub(crate) type MakeMessenger = fn(rank: usize, ranks: usize) -> Result<Box<dyn Messenger>>;
 
 /// A send or a receive that was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Posted(pub usize);
 
 /// Sends and takes messages. Dropping it hands over what was sent, with a bounded wait, and closes the connections.
-pub(crate) trait Carrier: Send {
-    fn address(&self) -> &CarrierAddress;
+pub(crate) trait Messenger: Send {
+    fn address(&self) -> &MessengerAddress;
 
     /// Learns where a rank is. Nothing is sent to a rank before.
-    fn meet(&mut self, rank: usize, address: &CarrierAddress);
+    fn meet(&mut self, rank: usize, address: &MessengerAddress);
 
     /// Lets the library work.
     fn progress(&mut self);
