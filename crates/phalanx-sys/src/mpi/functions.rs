@@ -168,12 +168,6 @@ functions! {
         get_accumulate = "MPI_Get_accumulate"(value: *const c_void, count: c_int, datatype: Handle, result: *mut c_void, result_count: c_int, result_type: Handle, rank: c_int, at: isize, its_count: c_int, its_type: Handle, op: Handle, window: Handle);
         compare_and_swap = "MPI_Compare_and_swap"(value: *const c_void, expected: *const c_void, result: *mut c_void, datatype: Handle, rank: c_int, at: isize, window: Handle);
         get_count = "MPI_Get_count"(status: *const Status, datatype: Handle, count: *mut c_int);
-        file_open = "MPI_File_open"(comm: Handle, path: *const c_char, mode: c_int, info: Handle, file: *mut Handle);
-        file_close = "MPI_File_close"(file: *mut Handle);
-        file_set_view = "MPI_File_set_view"(file: Handle, start: i64, element: Handle, places: Handle, representation: *const c_char, info: Handle);
-        file_read_at_all = "MPI_File_read_at_all"(file: Handle, at: i64, buffer: *mut c_void, count: c_int, datatype: Handle, status: *mut Status);
-        file_write_at_all = "MPI_File_write_at_all"(file: Handle, at: i64, buffer: *const c_void, count: c_int, datatype: Handle, status: *mut Status);
-        file_sync = "MPI_File_sync"(file: Handle);
     }
     both {
         barrier = "MPI_Barrier", ibarrier = "MPI_Ibarrier"(comm: Handle);
@@ -189,6 +183,34 @@ functions! {
         scatter = "MPI_Scatter", iscatter = "MPI_Iscatter"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
         scatterv = "MPI_Scatterv", iscatterv = "MPI_Iscatterv"(send: *const c_void, counts: *const c_int, offsets: *const c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, root: c_int, comm: Handle);
         alltoall = "MPI_Alltoall", ialltoall = "MPI_Ialltoall"(send: *const c_void, send_count: c_int, send_type: Handle, recv: *mut c_void, recv_count: c_int, recv_type: Handle, comm: Handle);
+    }
+}
+
+table! {
+/// The functions of MPI-IO, which a library may be built without.
+#[expect(missing_docs, reason = "the names are MPI's")]
+pub struct FileFunctions {
+    pub open: unsafe extern "C" fn(comm: Handle, path: *const c_char, mode: c_int, info: Handle, file: *mut Handle) -> c_int,
+    pub close: unsafe extern "C" fn(file: *mut Handle) -> c_int,
+    pub set_view: unsafe extern "C" fn(file: Handle, start: i64, element: Handle, places: Handle, representation: *const c_char, info: Handle) -> c_int,
+    pub read_at_all: unsafe extern "C" fn(file: Handle, at: i64, buffer: *mut c_void, count: c_int, datatype: Handle, status: *mut Status) -> c_int,
+    pub write_at_all: unsafe extern "C" fn(file: Handle, at: i64, buffer: *const c_void, count: c_int, datatype: Handle, status: *mut Status) -> c_int,
+}
+}
+
+impl FileFunctions {
+    /// All of them, if the library has them.
+    pub(super) fn load(library: &Library) -> Option<FileFunctions> {
+        let symbols = [
+            c"MPI_File_open",
+            c"MPI_File_close",
+            c"MPI_File_set_view",
+            c"MPI_File_read_at_all",
+            c"MPI_File_write_at_all",
+        ];
+        let addresses = addresses(library, &symbols);
+        // SAFETY: the fields' types are those of MPI's C binding, with handles as the module says, and all are there.
+        addresses.iter().all(Option::is_some).then(|| unsafe { FileFunctions::from_addresses(addresses) })
     }
 }
 

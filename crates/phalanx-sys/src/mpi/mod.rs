@@ -12,7 +12,7 @@ mod functions;
 mod search;
 
 pub use flavour::{Constants, Flavour};
-pub use functions::{Functions, Handle, Status, UserFunction};
+pub use functions::{FileFunctions, Functions, Handle, Status, UserFunction};
 pub use search::{launcher_process, places};
 
 use crate::{Library, LoadError, MissingFunction};
@@ -28,6 +28,8 @@ pub struct Mpi {
     pub constants: Constants,
     /// The functions.
     pub functions: Functions,
+    /// The functions of MPI-IO, if the library has them.
+    pub file_functions: Option<FileFunctions>,
     /// The library's name and version: the first line of `MPI_Get_library_version`.
     pub version: String,
 }
@@ -49,7 +51,8 @@ impl Mpi {
         let flavour = Flavour::of(&library);
         let constants = Constants::new(flavour, &library).map_err(missing)?;
         let functions = Functions::load(&library).map_err(missing)?;
-        Ok(Mpi { flavour, constants, functions, version, library })
+        let file_functions = FileFunctions::load(&library);
+        Ok(Mpi { flavour, constants, functions, file_functions, version, library })
     }
 }
 

@@ -26,6 +26,6 @@ pub(crate) trait SharedFile {
     /// Fills `bytes` from these places, which are in the file's order; less than 2 GiB.
     fn read(&self, places: &[Range<u64>], bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Closes the file. What was written is durable then.
+    /// Closes the file. Then a plain file has what was written.
     fn close(self: Box<Self>) -> io::Result<()>;
 }

@@ -2,7 +2,13 @@
 
 use super::sync::lock;
 use std::ffi::c_int;
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+use std::sync::Once;
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+use std::time::{Duration, Instant};
 
 /// A handler; its argument is the exit status, where the system provides it.
 pub(crate) type Handler = fn(Option<c_int>);
@@ -18,15 +24,41 @@ pub(crate) fn at_exit(handler: Handler) {
     register();
 }
 
-/// Calls `f`, for which an exit of the process waits; `None` once the process exits, since libraries may be gone then. First called when the
-/// libraries that `f` calls are loaded.
+/// How long an exit waits for what must not be cut off.
 #[cfg(any(feature = "multi-host", feature = "nccl"))]
-pub(crate) fn unless_exiting<R>(f: impl FnOnce() -> R) -> Option<R> {
-    static IS_EXITING: Mutex<bool> = Mutex::new(false);
-    static AT_EXIT: Once = Once::new();
-    AT_EXIT.call_once(|| at_exit(|_| *lock(&IS_EXITING) = true));
-    let is_exiting = lock(&IS_EXITING);
-    (!*is_exiting).then(f)
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Threads for which an exit waits.
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls `f`, for which an exit of the process waits for a while; `None` once the process exits, since libraries may be gone then. A caller has
+/// a `registered` of its own, and calls this first when the libraries that `f` calls are loaded.
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+pub(crate) fn unless_exiting<R>(registered: &Once, f: impl FnOnce() -> R) -> Option<R> {
+    struct Inside;
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    registered.call_once(|| at_exit(wait_for_all));
+    INSIDE.fetch_add(1, Ordering::SeqCst);
+    let _inside = Inside;
+    // Either this sees the exit, or the exit this thread.
+    (!IS_EXITING.load(Ordering::SeqCst)).then(f)
+}
+
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+fn wait_for_all(_: Option<c_int>) {
+    IS_EXITING.store(true, Ordering::SeqCst);
+    let since = Instant::now();
+    while INSIDE.load(Ordering::SeqCst) > 0 && since.elapsed() < LONGEST_WAIT {
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }
 
 /// Runs the last remaining handler. The system calls this once for each call of `register`.

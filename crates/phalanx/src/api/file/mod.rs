@@ -33,8 +33,8 @@ use std::path::Path;
 
 /// Files of arrays that are distributed over the ranks, read and written together.
 ///
-/// Plain files, on a file system that all ranks' hosts share: the backend MPI reads and writes them by MPI-IO, the others by the operating
-/// system's calls. Elements are written as they are in memory.
+/// Plain files, on a file system that all ranks' hosts share: the backend MPI reads and writes them by MPI-IO (but where a path has a colon), the
+/// others by the operating system's calls. Elements are written as they are in memory.
 impl Comm {
     /// Writes a distributed array to a file: its elements in order, and nothing else. `MPI_File_write_at_all`.
     ///

@@ -22,12 +22,9 @@ const READ: u64 = 4 << 20;
 pub(super) struct OpenFile<'a> {
     comm: &'a Comm,
     access: FileAccess,
-    way: Way<'a>,
-}
-
-enum Way<'a> {
-    System(File),
-    Backend(Box<dyn SharedFile + 'a>),
+    file: File,
+    /// The same file, if the backend reads and writes it.
+    shared: Option<Box<dyn SharedFile + 'a>>,
 }
 
 impl<'a> OpenFile<'a> {
@@ -39,11 +36,14 @@ impl<'a> OpenFile<'a> {
         opened: io::Result<File>,
     ) -> Result<OpenFile<'a>> {
         let file = agree(comm, shown, opened)?;
-        let way = match comm.backend.files() {
-            None => Way::System(file),
-            Some(files) => Way::Backend(agree(comm, shown, files.open(path, access)?)?),
+        let shared = match comm.backend.files() {
+            // MPI takes what is before a colon for the name of a file system.
+            Some(files) if !any(comm, has_colon(path))? => {
+                Some(agree(comm, shown, files.open(path, access)?)?)
+            }
+            _ => None,
         };
-        Ok(OpenFile { comm, access, way })
+        Ok(OpenFile { comm, access, file, shared })
     }
 
     /// Writes this rank's bytes to these places of a part of the file, which is `whole`.
@@ -53,9 +53,9 @@ impl<'a> OpenFile<'a> {
         whole: Range<u64>,
         bytes: &[u8],
     ) -> Result<io::Result<()>> {
-        match &mut self.way {
-            Way::System(file) => write(self.comm, file, places, whole, bytes),
-            Way::Backend(file) => in_rounds(self.comm, places, |round| {
+        match &self.shared {
+            None => write(self.comm, &mut self.file, places, whole, bytes),
+            Some(file) => in_rounds(self.comm, places, |round| {
                 let packed: Vec<u8> = round
                     .iter()
                     .flat_map(|(place, at)| &bytes[*at..][..(place.end - place.start) as usize])
@@ -72,9 +72,9 @@ impl<'a> OpenFile<'a> {
         places: impl Iterator<Item = Range<u64>> + Clone,
         bytes: &mut [u8],
     ) -> Result<io::Result<()>> {
-        match &mut self.way {
-            Way::System(file) => Ok(read(file, places, bytes)),
-            Way::Backend(file) => in_rounds(self.comm, places, |round| {
+        match &self.shared {
+            None => Ok(read(&mut self.file, places, bytes)),
+            Some(file) => in_rounds(self.comm, places, |round| {
                 let len: u64 = round.iter().map(|(place, _)| place.end - place.start).sum();
                 let mut packed = vec![0u8; len as usize];
                 file.read(&places_of(round), &mut packed)?;
@@ -91,12 +91,20 @@ impl<'a> OpenFile<'a> {
 
     /// Closes it. What was written is durable then.
     pub fn close(self) -> io::Result<()> {
-        match self.way {
-            Way::System(file) if self.access == FileAccess::Write => file.sync_all(),
-            Way::System(_) => Ok(()),
-            Way::Backend(file) => file.close(),
-        }
+        let closed = self.shared.map_or(Ok(()), |shared| shared.close());
+        // Without MPI's deadline for a call: a disk may take long.
+        let durable = if self.access == FileAccess::Write { self.file.sync_all() } else { Ok(()) };
+        closed.and(durable)
     }
+}
+
+fn has_colon(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().contains(&b':')
+}
+
+/// Whether it holds on any rank. Collective.
+fn any(comm: &Comm, own: bool) -> Result<bool> {
+    Ok(comm.all_reduce_value(u8::from(own), ReduceOp::Max)? != 0)
 }
 
 /// Moves this rank's pieces in as many calls of the backend as the rank with most of them needs.

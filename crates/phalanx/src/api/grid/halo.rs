@@ -43,7 +43,7 @@ impl Comm {
     /// ```
     ///
     /// # GPU memory
-    /// On NCCL and RCCL all of it is enqueued on the communicator's stream, or on that of [`Comm::on`], and nothing waits: strided copies
+    /// On NCCL and RCCL all of it is enqueued on the communicator's stream, or on that of `Comm::on`, and nothing waits: strided copies
     /// (`cuMemcpy3DAsync`, `hipMemcpy2DAsync`) into memory that is allocated on the stream, and the messages. On NVSHMEM the call waits for
     /// the messages. A side of an array of up to three dimensions is one copy. A GPU is slow with rows of a few bytes, which are the sides
     /// of the innermost dimension: spread the outer dimensions over the ranks first.

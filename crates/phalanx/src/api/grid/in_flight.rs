@@ -19,7 +19,7 @@ use std::ops::Range;
 const OPERATION: &str = "start_exchange_halo";
 
 /// The tag of the messages: below that of other neighbors' messages.
-pub(super) const TAG: u32 = 32_764;
+pub(super) const IN_FLIGHT_TAG: u32 = 32_764;
 
 /// The halo of an array, on its way: [`Comm::start_exchange_halo`] makes it.
 #[must_use = "the halo is filled by `finish`"]
@@ -190,9 +190,10 @@ impl Comm {
         let loan = array.lend(&self.stream)?;
         let Span { start, space } = loan.span();
         let under_way = match space {
-            // SAFETY: the contract of `lend`: so many initialised elements in host memory, which do not change while the loan lasts.
             Space::Host => {
-                self.start_on_host(unsafe { std::slice::from_raw_parts(start.cast(), len) }, ways)?
+                // SAFETY: the contract of `lend`: so many initialised elements in host memory, which do not change while the loan lasts.
+                let array = unsafe { std::slice::from_raw_parts(start.cast(), len) };
+                self.start_on_host(array, ways)?
             }
             #[cfg(feature = "_gpu")]
             // SAFETY: the array is lent to the stream, and has the shape.
@@ -210,14 +211,15 @@ impl Comm {
             Ok(match (leaving, arriving) {
                 (None, None) => None,
                 (Some((cells, destination)), None) => {
-                    let request = self.start_send_tagged(cells, destination, TAG)?;
+                    let request = self.start_send_tagged(cells, destination, IN_FLIGHT_TAG)?;
                     Some((Vec::new(), Messages::Sent(request)))
                 }
                 (None, Some((cells, source, ranges))) => {
-                    Some((ranges, Messages::Received(self.start_recv_tagged(cells, source, TAG)?)))
+                    Some((ranges, Messages::Received(self.start_recv_tagged(cells, source, IN_FLIGHT_TAG)?)))
                 }
                 (Some((cells, destination)), Some((received, source, ranges))) => {
-                    let both = self.start_send_recv_tagged(cells, destination, received, source, TAG)?;
+                    let both =
+                        self.start_send_recv_tagged(cells, destination, received, source, IN_FLIGHT_TAG)?;
                     Some((ranges, Messages::Both(both)))
                 }
             })

@@ -2,7 +2,7 @@
 //! of it is enqueued, and nothing waits.
 
 use super::halo::Step;
-use super::in_flight::{TAG, Way};
+use super::in_flight::{IN_FLIGHT_TAG, Way};
 use super::slab::Slab;
 use crate::api::comm::Comm;
 use crate::buffer::loan::Loan;
@@ -73,26 +73,29 @@ impl Comm {
         let scratch = Scratch::new(self.stream_of_halos(operation)?, all * size_of::<T>())?;
         let (mut sends, mut receives, mut received) = (Vec::new(), Vec::new(), Vec::new());
         let mut at = 0;
-        for Way { leaving, arriving } in ways {
-            if let Some((destination, slab)) = leaving {
-                // SAFETY: the caller's contract.
-                unsafe { copy::<T>(&slab, array, &scratch, at, Packing::Pack) }?;
-                sends.push((scratch.part::<T>(at, slab.cells()), destination));
-                at += slab.cells() * size_of::<T>();
-            }
-            if let Some((source, slab)) = arriving {
-                receives.push((scratch.part::<T>(at, slab.cells()), source));
-                received.push((at, slab.ranges.clone()));
-                at += slab.cells() * size_of::<T>();
+        {
+            // Until all is packed.
+            let _lent = loan;
+            for Way { leaving, arriving } in ways {
+                if let Some((destination, slab)) = leaving {
+                    // SAFETY: the caller's contract.
+                    unsafe { copy::<T>(&slab, array, &scratch, at, Packing::Pack) }?;
+                    sends.push((scratch.part::<T>(at, slab.cells()), destination));
+                    at += slab.cells() * size_of::<T>();
+                }
+                if let Some((source, slab)) = arriving {
+                    receives.push((scratch.part::<T>(at, slab.cells()), source));
+                    received.push((at, slab.ranges.clone()));
+                    at += slab.cells() * size_of::<T>();
+                }
             }
         }
-        drop(loan);
         self.group(|group| {
             for (block, destination) in &sends {
-                group.send_tagged(block, *destination, TAG)?;
+                group.send_tagged(block, *destination, IN_FLIGHT_TAG)?;
             }
             for (block, source) in &mut receives {
-                group.recv_tagged(block, *source, TAG)?;
+                group.recv_tagged(block, *source, IN_FLIGHT_TAG)?;
             }
             Ok(())
         })?;

@@ -4,7 +4,7 @@ use super::MpiComm;
 use crate::contract::{Call, FileAccess, Operation, SharedFile, SharedFiles};
 use crate::control::record::CallRecord;
 use crate::types::error::Result;
-use phalanx_sys::mpi::{Constants, Functions, Handle, Status};
+use phalanx_sys::mpi::{Constants, FileFunctions, Functions, Handle, Status};
 use std::ffi::{CString, c_int};
 use std::io;
 use std::ops::Range;
@@ -12,15 +12,16 @@ use std::path::Path;
 
 struct MpiFile<'a> {
     comm: &'a MpiComm,
+    f: &'a FileFunctions,
     handle: Handle,
-    access: FileAccess,
 }
 
 impl SharedFiles for MpiComm {
     fn open(&self, path: &Path, access: FileAccess) -> Result<io::Result<Box<dyn SharedFile + '_>>> {
         self.ready()?;
         let path = CString::new(path.as_os_str().as_encoded_bytes()).expect("the system has opened it");
-        let (f, constants) = (&self.process.mpi.functions, &self.process.mpi.constants);
+        let f = self.process.mpi.file_functions.as_ref().expect("`files` answers none without them");
+        let constants = &self.process.mpi.constants;
         let mode = match access {
             FileAccess::Read => constants.mode_rdonly,
             // To write short pieces, MPI reads what is between them.
@@ -30,9 +31,9 @@ impl SharedFiles for MpiComm {
         let mut handle = Handle::ZERO;
         // SAFETY: the communicator is alive, and the path ends with NUL; the variable takes the new handle.
         let opened = self.file_call("MPI_File_open", || unsafe {
-            (f.file_open)(self.comm, path.as_ptr(), mode, constants.info_null, &raw mut handle)
+            (f.open)(self.comm, path.as_ptr(), mode, constants.info_null, &raw mut handle)
         });
-        Ok(opened.map(|()| Box::new(MpiFile { comm: self, handle, access }) as Box<dyn SharedFile>))
+        Ok(opened.map(|()| Box::new(MpiFile { comm: self, f, handle }) as Box<dyn SharedFile>))
     }
 }
 
@@ -86,7 +87,7 @@ impl MpiFile<'_> {
         places: &[Range<u64>],
         len: usize,
         function: &'static str,
-        call: impl FnOnce(&Functions, Handle, c_int, *mut Status) -> c_int,
+        call: impl FnOnce(Handle, c_int, *mut Status) -> c_int,
     ) -> io::Result<()> {
         let mpi = &self.comm.process.mpi;
         let (f, byte) = (&mpi.functions, mpi.constants.byte);
@@ -94,11 +95,11 @@ impl MpiFile<'_> {
         let datatype = own.as_ref().map_or(byte, |own| own.datatype);
         // SAFETY: the file is open, the type is committed, and the name ends with NUL.
         let viewed = self.comm.file_call("MPI_File_set_view", || unsafe {
-            (f.file_set_view)(self.handle, 0, byte, datatype, c"native".as_ptr(), mpi.constants.info_null)
+            (self.f.set_view)(self.handle, 0, byte, datatype, c"native".as_ptr(), mpi.constants.info_null)
         });
         // The others are in this call, also if this rank has no view.
         let (count, mut status) = (if viewed.is_ok() { len as c_int } else { 0 }, Status::new());
-        let moved = self.comm.file_call(function, || call(f, byte, count, &raw mut status));
+        let moved = self.comm.file_call(function, || call(byte, count, &raw mut status));
         viewed.and(moved)?;
         let mut done = 0;
         // SAFETY: MPI has filled the status.
@@ -112,31 +113,22 @@ impl MpiFile<'_> {
 
 impl SharedFile for MpiFile<'_> {
     fn write(&self, places: &[Range<u64>], bytes: &[u8]) -> io::Result<()> {
-        self.at(places, bytes.len(), "MPI_File_write_at_all", |f, byte, count, status| {
+        self.at(places, bytes.len(), "MPI_File_write_at_all", |byte, count, status| {
             // SAFETY: the file is open, and the buffer has at least so many bytes.
-            unsafe { (f.file_write_at_all)(self.handle, 0, bytes.as_ptr().cast(), count, byte, status) }
+            unsafe { (self.f.write_at_all)(self.handle, 0, bytes.as_ptr().cast(), count, byte, status) }
         })
     }
 
     fn read(&self, places: &[Range<u64>], bytes: &mut [u8]) -> io::Result<()> {
-        self.at(places, bytes.len(), "MPI_File_read_at_all", |f, byte, count, status| {
+        self.at(places, bytes.len(), "MPI_File_read_at_all", |byte, count, status| {
             // SAFETY: as in `write`.
-            unsafe { (f.file_read_at_all)(self.handle, 0, bytes.as_mut_ptr().cast(), count, byte, status) }
+            unsafe { (self.f.read_at_all)(self.handle, 0, bytes.as_mut_ptr().cast(), count, byte, status) }
         })
     }
 
     fn close(mut self: Box<Self>) -> io::Result<()> {
-        let f = &self.comm.process.mpi.functions;
-        let synced = match self.access {
-            FileAccess::Read => Ok(()),
-            FileAccess::Write => self.comm.file_call("MPI_File_sync", || {
-                // SAFETY: the file is open.
-                unsafe { (f.file_sync)(self.handle) }
-            }),
-        };
-        let handle = &raw mut self.handle;
+        let (f, handle) = (self.f, &raw mut self.handle);
         // SAFETY: the file is open, and nobody uses the handle afterwards.
-        let closed = self.comm.file_call("MPI_File_close", || unsafe { (f.file_close)(handle) });
-        synced.and(closed)
+        self.comm.file_call("MPI_File_close", || unsafe { (f.close)(handle) })
     }
 }

@@ -417,7 +417,7 @@ impl Backend for MpiComm {
     }
 
     fn files(&self) -> Option<&dyn SharedFiles> {
-        Some(self)
+        self.process.mpi.file_functions.is_some().then_some(self)
     }
 
     unsafe fn post(&self, transfer: Transfer) -> Result<OperationId> {

@@ -4,7 +4,7 @@ use super::worker::Worker;
 use crate::os::RunInstant;
 use crate::os::sync::{lock, wait};
 use crate::types::error::{Error, Result};
-use std::sync::{Arc, Condvar, Mutex, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, Once, TryLockError};
 use std::time::Duration;
 
 /// Two looks for accesses are so far apart. An access to a rank that computes takes as long.
@@ -60,9 +60,10 @@ impl Serving {
     }
 
     fn serve(&self, worker: &Mutex<Option<Worker>>) {
+        static AT_EXIT: Once = Once::new();
         let (mut performed, mut last) = (0, RunInstant::now());
         while self.is_needed() {
-            let is_there = crate::os::unless_exiting(|| {
+            let is_there = crate::os::unless_exiting(&AT_EXIT, || {
                 // Whoever has the lock lets UCX work.
                 let mut locked = match worker.try_lock() {
                     Ok(locked) => locked,

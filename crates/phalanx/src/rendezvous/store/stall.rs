@@ -72,18 +72,19 @@ impl StarvedStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
 
     #[cfg(target_os = "linux")]
     #[test]
     fn a_store_with_work_is_excused_for_a_while() {
         let (say, hear) = mpsc::channel();
-        let ends = AtomicBool::new(false);
+        let works = Arc::new(());
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            // Works until this test has ended, or failed.
+            let (watched, _works) = (Arc::downgrade(&works), works);
+            scope.spawn(move || {
                 say.send(ThreadMark::own()).unwrap();
-                while !ends.load(Ordering::Relaxed) {}
+                while watched.strong_count() > 0 {}
             });
             let silence = Duration::from_secs(1);
             let mut store = StarvedStore::new(hear.recv().unwrap(), silence);
@@ -91,7 +92,6 @@ mod tests {
             assert_eq!(excused, MOST_EXCUSED as usize);
             store.heard();
             assert!(store.is_excused(silence));
-            ends.store(true, Ordering::Relaxed);
         });
         // One that has nothing to do, or whose thread nobody knows.
         assert!(!StarvedStore::new(None, Duration::from_secs(1)).is_excused(Duration::from_secs(1)));
@@ -103,8 +103,11 @@ mod tests {
                 let _ = ended.recv();
             });
             let mut store = StarvedStore::new(hear.recv().unwrap(), Duration::from_secs(1));
-            while store.is_excused(Duration::ZERO) {}
-            drop(end);
+            let _end = end;
+            let since = Instant::now();
+            while store.is_excused(Duration::ZERO) {
+                assert!(since.elapsed() < Duration::from_secs(60), "a thread that sleeps is excused");
+            }
         });
     }
 

@@ -43,9 +43,9 @@ fn is_send(message: &Part) -> bool {
     matches!(message.direction, Direction::Send(_))
 }
 
-/// The messages of each launch. More than one launch has are in rounds: the n-th message to and from each peer is of round n. No launch
-/// has a part of a round, so on all ranks a round waits for earlier rounds only.
-fn in_launches<'m>(messages: Vec<&'m Part>) -> Vec<Vec<&'m Part>> {
+/// The messages of each launch. Messages that need several launches are cut into rounds: the n-th message to and from each peer is of round
+/// n. No launch has a part of a round, so on all ranks a round waits for earlier rounds only.
+fn in_launches(messages: Vec<&Part>) -> Vec<Vec<&Part>> {
     if messages.len() <= MESSAGES {
         return vec![messages];
     }

@@ -77,6 +77,13 @@ fn stale(rank: usize, why: &str) -> Error {
     .into()
 }
 
+fn unknown(rank: usize) -> Error {
+    stale(
+        rank,
+        "that rank has released it, or it is of another communicator or job, or it was changed on the way",
+    )
+}
+
 impl GpuWindows for NcclComm {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.channel_of_windows()?;
@@ -149,12 +156,7 @@ impl GpuWindows for NcclComm {
             NcclComm::adopt(self, stream)?;
             return far.open(store, key, rank, (dtype, len as u64), stream);
         }
-        let nothing = || {
-            stale(
-                rank,
-                "that rank has released it, or it is of another communicator or job, or it was changed on the way",
-            )
-        };
+        let nothing = || unknown(rank);
         let record = SharedRecord::find(&endpoint.world, communicator.ranks, key.segment);
         let record = record.ok_or_else(nothing)?;
         let registration = record.registration().ok_or_else(nothing)?;

@@ -3,7 +3,7 @@
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::contract::{GpuWindow, GpuWindowKey, Operation};
 use crate::gpu::backoff::Backoff;
-use crate::types::error::{Error, Result, UsageError};
+use crate::types::error::{Error, Result, TimeoutError, UsageError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,8 +22,8 @@ pub(super) trait Record: Send + Sync {
     /// Whether a rank may still copy. A process that has exited begins nothing.
     fn is_held_by(&self, rank: usize, has_exited: bool) -> bool;
 
-    /// Forgets it, once no rank may copy.
-    fn close(&self);
+    /// Forgets it, once no rank may copy. Whether nothing touches its memory any more.
+    fn close(&self) -> bool;
 }
 
 pub(super) struct OwnWindow<R> {
@@ -82,8 +82,10 @@ impl<R: Record> GpuWindow for OwnWindow<R> {
             self.communicator.wait_for_rank(Operation::OneSided, rank, is_closed)
         });
         let Err(error) = closed else {
-            self.record.close();
-            return Ok(());
+            let (operation, sequence) = ("GpuWindow::release".into(), self.communicator.collectives());
+            let late =
+                TimeoutError { operation, sequence, reporter: own, waited: ENDING, missing: Vec::new() };
+            return if self.record.close() { Ok(()) } else { Err(late.into()) };
         };
         // The communicator has failed meanwhile: as above.
         let is_late = matches!(error, Error::Timeout(_));
@@ -102,7 +104,6 @@ impl<R: Record> GpuWindow for OwnWindow<R> {
             }
             backoff.pause();
         }
-        self.record.close();
-        true
+        self.record.close()
     }
 }

@@ -175,8 +175,9 @@ impl Record for SharedRecord {
     }
 
     /// Gives the segment back.
-    fn close(&self) {
+    fn close(&self) -> bool {
         self.world.close_segment(&self.segment, true);
+        true
     }
 }
 

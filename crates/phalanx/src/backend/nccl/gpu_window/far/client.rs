@@ -191,7 +191,13 @@ impl Client {
     /// A rank has released its window.
     pub fn released(&self, from: usize, nonce: &Nonce) {
         let is_it = |opened: &Opened| opened.rank() == from && opened.nonce == *nonce;
-        for calling in self.windows.iter().filter(|calling| is_it(&calling.opened)) {
+        // A window that its rank has not said to be open gets an answer of its own.
+        let is_open = |calling: &&Calling| match (calling.opened.state(), calling.asked) {
+            (State::Open, _) => true,
+            (State::Asked, Some(number)) => self.answers.get(&(from, number)) == Some(&Verdict::Done),
+            _ => false,
+        };
+        for calling in self.windows.iter().filter(|calling| is_it(&calling.opened)).filter(is_open) {
             calling.opened.set_state(State::Released);
         }
     }

@@ -16,7 +16,7 @@ mod staging;
 
 use super::own::OwnWindow;
 use super::remote::CopyStream;
-use super::{refused, stale};
+use super::{refused, stale, unknown};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::buffer::stream::GpuStream;
 use crate::contract::messenger::{MakeMessenger, MessengerAddress};
@@ -146,13 +146,6 @@ impl Far {
             .map(|found| found.address)
             .ok_or_else(|| unknown(rank))
     }
-}
-
-fn unknown(rank: usize) -> Error {
-    stale(
-        rank,
-        "that rank has released it, or it is of another communicator or job, or it was changed on the way",
-    )
 }
 
 impl Drop for Far {

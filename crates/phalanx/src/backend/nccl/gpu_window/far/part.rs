@@ -67,13 +67,17 @@ impl Parts {
         lock(&self.parts).insert(part.nonce, part.clone());
     }
 
-    /// Forgets a window. When this returns, nothing of the service touches its memory.
-    fn remove(&self, part: &Part) {
+    /// Forgets a window. Whether nothing of the service touches its memory any more.
+    fn remove(&self, part: &Part) -> bool {
         lock(&self.parts).remove(&part.nonce);
         let mut backoff = Backoff::new();
-        while part.has_pieces() && backoff.since.elapsed() < ENDING {
+        while part.has_pieces() {
+            if backoff.since.elapsed() >= ENDING {
+                return false;
+            }
             backoff.pause();
         }
+        true
     }
 
     /// A rank opens a window: either it sees that this is released, or the owner that it is open.
@@ -158,8 +162,8 @@ impl Record for FarRecord {
         peer.pieces.load(Ordering::SeqCst) != 0 || peer.holders.load(Ordering::SeqCst) != 0 && !is_lost
     }
 
-    fn close(&self) {
-        self.far.shared.parts.remove(&self.part);
+    fn close(&self) -> bool {
+        self.far.shared.parts.remove(&self.part)
     }
 }
 
@@ -190,7 +194,7 @@ mod tests {
         parts.close(&[1, 2], 2);
         parts.close(&[1, 2], 2);
         assert_eq!((begin(2, (0, 4)), part.holders().count()), (Err(Verdict::Nothing), 0));
-        parts.remove(&part);
+        assert!(parts.remove(&part));
         assert_eq!(open(1, [1, 2]), Verdict::Nothing);
     }
 }

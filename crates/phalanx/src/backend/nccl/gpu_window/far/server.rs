@@ -24,6 +24,13 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    fn way(&self) -> Way {
+        match self.direction {
+            CopyDirection::Put => Way::ToGpu,
+            CopyDirection::Get => Way::ToHost,
+        }
+    }
+
     fn parts(&self, part: &Part) -> impl Iterator<Item = (u64, usize)> + use<'_> {
         let start = part.start;
         self.ranges.iter().map(move |(offset, len)| (start + offset, *len as usize))
@@ -145,10 +152,7 @@ impl Server {
     fn begin(&mut self, place: usize, asked: Asked, parts: &Parts, tools: &mut Tools) -> Result<()> {
         match parts.begin_piece(&asked.nonce, asked.from, &asked.ranges) {
             Ok(part) => {
-                let way = match asked.direction {
-                    CopyDirection::Put => Way::ToGpu,
-                    CopyDirection::Get => Way::ToHost,
-                };
+                let way = asked.way();
                 let (stream, start) = (tools.stream(way), self.start(place));
                 // SAFETY: the ranges lie in the window, just checked, which stays until `end_piece`; no more bytes than a piece has.
                 let copied = unsafe { copy(&tools.device, stream, way, start, asked.parts(&part)) };
@@ -177,10 +181,12 @@ impl Server {
         }
     }
 
-    /// After a failure, when the streams have no work: no piece is copied any more.
-    pub fn end_pieces(&mut self) {
+    /// After a failure: no piece is copied any more that goes a way whose stream has no work.
+    pub fn end_pieces(&mut self, is_idle: impl Fn(Way) -> bool) {
         for step in &mut self.steps {
-            if let Step::Copying(asked, part) = step {
+            if let Step::Copying(asked, part) = step
+                && is_idle(asked.way())
+            {
                 part.end_piece(asked.from);
                 *step = Step::Free;
             }

@@ -4,7 +4,7 @@ use super::client::{Client, Job, Opened};
 use super::note::{Note, Verdict};
 use super::part::{Part, Parts};
 use super::server::{Server, answer};
-use super::staging::Tools;
+use super::staging::{Tools, Way};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::contract::messenger::MessengerAddress;
 use crate::contract::{CopyDirection, Operation};
@@ -13,7 +13,7 @@ use crate::os::sync::lock;
 use crate::os::{RunInstant, unless_exiting};
 use crate::types::error::{Error, Result};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 /// After something has moved, the service looks without a pause for so long: more follows.
@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const BROKEN: Duration = Duration::from_secs(3);
 /// How long the end waits for what is under way for other ranks.
 const FLUSHING: Duration = Duration::from_secs(1);
+
+/// Has the exit of the process wait for the service.
+static AT_EXIT: Once = Once::new();
 
 /// What the program's threads tell the service.
 pub(super) enum Order {
@@ -99,7 +102,7 @@ impl Service {
         let current = self.tools.device.enter();
         let mut moved = RunInstant::now();
         while !self.is_over() {
-            match unless_exiting(|| self.pass()) {
+            match unless_exiting(&AT_EXIT, || self.pass()) {
                 Some(Ok(true)) => moved = RunInstant::now(),
                 Some(Ok(false)) => {}
                 Some(Err(error)) => self.fail(error),
@@ -117,10 +120,10 @@ impl Service {
         }
         self.shared.parts.end();
         if !self.server.is_idle() || !self.client.is_idle() {
-            crate::os::log::error!(
-                rank = self.shared.communicator.rank,
-                "memory of copies between hosts is leaked: UCX does not let go of it"
-            );
+            let rank = self.shared.communicator.rank;
+            crate::os::log::error!(rank, "copies between hosts are given up, and their memory is leaked");
+            // A stream that comes to its copies later goes on.
+            unless_exiting(&AT_EXIT, || self.client.fail(&Error::Aborted { rank }, &mut self.tools));
             std::mem::forget(self);
         }
     }
@@ -238,19 +241,19 @@ impl Service {
         if self.failure.is_some() {
             return;
         }
-        // Nothing is copied any more when the streams go on, and when owners free their memory.
-        for stream in [&self.tools.to_gpu, &self.tools.to_host] {
-            if let Err(error) = self.tools.device.wait_idle(stream.raw(), ENDING) {
-                crate::os::log::error!(
-                    rank = self.shared.communicator.rank,
-                    "copies between hosts do not end: {error}"
-                );
-            }
-        }
+        // Nothing is copied any more when the streams go on, and when owners free their memory. Where a copy does not end, its piece does not
+        // either, so that its window's memory is kept.
+        let ended = [Way::ToGpu, Way::ToHost].map(|way| {
+            let waited = self.tools.device.wait_idle(self.tools.stream(way).raw(), ENDING);
+            let rank = self.shared.communicator.rank;
+            waited
+                .inspect_err(|error| crate::os::log::error!(rank, "copies between hosts do not end: {error}"))
+                .is_ok()
+        });
         self.failure = Some(error.clone());
-        unless_exiting(|| {
+        unless_exiting(&AT_EXIT, || {
             self.client.fail(&error, &mut self.tools);
-            self.server.end_pieces();
+            self.server.end_pieces(|way| ended[way as usize]);
             self.server.give_up(|_| true, &mut self.tools);
         });
         self.shared.parts.end();
