@@ -403,6 +403,19 @@ impl Endpoint {
         }
     }
 
+    /// An error if the channel has failed, or a peer is lost, which no operation may have told yet. A peer that has left has done its part.
+    pub fn check_peers_live(&self) -> Result<()> {
+        self.check()?;
+        let lost = |rank: &usize| self.gone(*rank).is_some_and(|event| event != PeerEvent::Left);
+        match self.peers().find(lost) {
+            None => Ok(()),
+            Some(rank) => Err(Error::bootstrap(
+                format!("rank {rank} of the communicator is lost"),
+                "shrink the communicator, or rebuild it",
+            )),
+        }
+    }
+
     /// The mismatch, if this rank and `peer` announced different calls under the same number.
     pub fn compare_records(&self, peer: usize, sequence: u64) -> Option<ChannelFailure> {
         let own = self.own().announced(sequence)?;

@@ -124,8 +124,13 @@ impl World {
     }
 
     /// Meets the other members of a communicator that grows, and the new ranks.
-    pub fn meet_joiners(&self, growing: &Growing, timeout: Duration) -> Result<Met> {
-        self.on_hosts()?.meet_joiners(growing, timeout)
+    pub fn meet_joiners(
+        &self,
+        growing: &Growing,
+        timeout: Duration,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Met> {
+        self.on_hosts()?.meet_joiners(growing, timeout, check)
     }
 
     /// Waits until all ranks of this world, of a communicator that has grown, have it.

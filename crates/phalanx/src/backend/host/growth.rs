@@ -39,7 +39,8 @@ impl HostComm {
         let Some(job) = self.endpoint.world.job() else {
             let growing = Growing { number, backend, reproducible: false, rank, members, joiners };
             let deadline = after(Instant::now(), timeout);
-            let met = self.endpoint.world.meet_joiners(&growing, timeout)?;
+            let met =
+                self.endpoint.world.meet_joiners(&growing, timeout, &|| self.endpoint.check_peers_live())?;
             let grown = HostComm::grown(met, deadline.saturating_duration_since(Instant::now()))?;
             grown.set_timeout(self.timeout());
             return Ok((grown, number));

@@ -72,8 +72,14 @@ impl Relay {
         self.shared.store.check_growth()
     }
 
-    /// Meets the other members, and the new ranks.
-    pub fn meet_joiners(&self, growing: &Growing, timeout: Duration) -> Result<Met> {
+    /// Meets the other members, and the new ranks. `check` says whether the members still are a communicator: one of them may be lost before
+    /// it comes here, where nobody knows it then.
+    pub fn meet_joiners(
+        &self,
+        growing: &Growing,
+        timeout: Duration,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Met> {
         let deadline = after(Instant::now(), timeout);
         let number = |n: usize| u32::try_from(n).expect("checked before");
         let Growing { number: id, rank, members, joiners, .. } = *growing;
@@ -81,7 +87,7 @@ impl Relay {
         let store = self.shared.store.grow(growth, number(rank), timeout)?;
         let backend = growing.backend.name().to_owned();
         let member = Member { number: id, backend, reproducible: growing.reproducible };
-        introduce(store, Some(member), deadline.saturating_duration_since(Instant::now()))
+        introduce(store, Some(member), deadline.saturating_duration_since(Instant::now()), check)
     }
 
     /// Waits until all ranks of a grown communicator have it, or one is lost: the same answer for all.
@@ -94,14 +100,19 @@ impl Relay {
 pub(crate) fn enter(rendezvous: &Rendezvous, timeout: Duration) -> Result<Option<Met>> {
     let deadline = after(Instant::now(), timeout);
     let Some(store) = Store::enter(rendezvous, timeout)? else { return Ok(None) };
-    introduce(store, None, deadline.saturating_duration_since(Instant::now())).map(Some)
+    introduce(store, None, deadline.saturating_duration_since(Instant::now()), &|| Ok(())).map(Some)
 }
 
-fn introduce(store: Store, member: Option<Member>, timeout: Duration) -> Result<Met> {
+fn introduce(
+    store: Store,
+    member: Option<Member>,
+    timeout: Duration,
+    check: &dyn Fn() -> Result<()>,
+) -> Result<Met> {
     let hosts_store = store.is_hosted_here();
     let own = Introduction { identity: HostIdentity::own(), hosts_store, member };
     let own = postcard::to_allocvec(&own).expect("plain data");
-    let all = store.exchange(INTRODUCTIONS, &own, timeout)?;
+    let all = store.exchange_while(INTRODUCTIONS, &own, timeout, check)?;
     let understood: postcard::Result<Vec<Introduction>> =
         all.iter().map(|bytes| postcard::from_bytes(bytes)).collect();
     let not_understood = || {

@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Bound on sending the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
 
+/// How often a wait looks whether it goes on, where nothing but the answer ends it.
+const LOOK_SELDOM: Duration = Duration::from_secs(3600);
+
 /// How much longer than the store itself a request is waited for.
 const ANSWER: Duration = Duration::from_millis(1400);
 
@@ -194,6 +197,17 @@ impl Link {
 
     /// Sends a request and waits for its reply, a little longer than the store itself waits.
     pub fn ask(&self, what: &str, timeout: Duration, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
+        self.ask_while(what, timeout, (LOOK_SELDOM, &|| Ok(())), request)
+    }
+
+    /// The same, but an error of `goes_on`, which is asked every so often, ends the wait.
+    pub fn ask_while(
+        &self,
+        what: &str,
+        timeout: Duration,
+        (every, goes_on): (Duration, &dyn Fn() -> Result<()>),
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<Reply> {
         if self.is_forked() {
             return Err(Error::bootstrap(
                 format!("{what}: this process is a fork of the one that joined the store"),
@@ -210,7 +224,7 @@ impl Link {
         };
         self.send(&request(id));
         let answer_timeout = timeout.saturating_add(ANSWER);
-        let mut state = lock(&self.state);
+        let (mut state, mut is_over) = (lock(&self.state), Ok(()));
         loop {
             if let Some(Some(_)) = state.answers.get(&id) {
                 return Ok(state.answers.remove(&id).flatten().expect("it was there just now"));
@@ -218,6 +232,10 @@ impl Link {
             if let Some(reason) = state.refused.clone() {
                 state.answers.remove(&id);
                 return Ok(Reply::Refused { id, reason });
+            }
+            if let Err(error) = is_over {
+                state.answers.remove(&id);
+                return Err(error);
             }
             let left = answer_timeout.saturating_sub(started.elapsed());
             if state.ended.is_some() || left.is_zero() {
@@ -231,8 +249,10 @@ impl Link {
                 let remedy = format!("see what became of the store at {}", self.rendezvous.address);
                 return Err(BootstrapError { problem, remedy, missing: lost }.into());
             }
-            let wait = self.changed.wait_timeout(state, left.min(Duration::from_secs(3600)));
-            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            let wait = self.changed.wait_timeout(state, left.min(every));
+            drop(wait.unwrap_or_else(PoisonError::into_inner));
+            is_over = goes_on();
+            state = lock(&self.state);
         }
     }
 

@@ -59,6 +59,9 @@ pub struct Store {
     can_connect: bool,
 }
 
+/// How often a wait for an exchange looks whether it goes on.
+const LOOK: Duration = Duration::from_millis(50);
+
 impl Store {
     /// Connects to the store as a rank. Retries until a store answers or `timeout` has passed.
     ///
@@ -162,11 +165,22 @@ impl Store {
     /// [`Error::Bootstrap`], with the ranks that are missing, when the deadline passes on any rank or a rank
     /// that is still needed is lost: the same verdict on all.
     pub fn exchange(&self, key: &str, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.exchange_while(key, mine, timeout, &|| Ok(()))
+    }
+
+    /// The same, but an error of `goes_on`, which is asked often, ends the wait. The exchange fails then when this member leaves.
+    pub(crate) fn exchange_while(
+        &self,
+        key: &str,
+        mine: &[u8],
+        timeout: Duration,
+        goes_on: &dyn Fn() -> Result<()>,
+    ) -> Result<Vec<Vec<u8>>> {
         let (key_text, value) = checked(key, mine)?;
         let what = format!("the exchange {key:?}");
         let wait = millis(timeout);
         let request = |id| Request::Exchange { id, key: key_text, value, wait };
-        match self.link.ask(&what, timeout, request)? {
+        match self.link.ask_while(&what, timeout, (LOOK, goes_on), request)? {
             Reply::All { table: Some(table), .. } if table.count() == self.link.member.size as usize => {
                 Ok(table.values().map(<[u8]>::to_vec).collect())
             }
