@@ -41,9 +41,9 @@ impl Kind {
 /// An access by a rank to the part of another.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// The rank that carries it out, and whose part it is: modulo the number of ranks.
+    /// The rank that carries it out, modulo the number of ranks.
     pub by: usize,
-    /// See `by`.
+    /// The rank whose part it is, modulo the number of ranks.
     pub target: usize,
     /// What it does.
     pub kind: Kind,
@@ -100,7 +100,7 @@ impl Access {
         matches!(self.kind, Kind::Accumulate | Kind::FetchAndAdd)
     }
 
-    /// Carries it out; what it found in the elements, if it looks and they are nobody else's.
+    /// Carries it out; what it found in the elements, if it is of a kind that looks.
     fn perform(
         &self,
         epoch: &Epoch<'_, u64>,

@@ -335,8 +335,13 @@ fn fault(fault: Fault) -> Result<(), Failed> {
         Some(emulated) => emulated.launch(launch),
         None => launch.on_gpus(),
     };
+    found_by_the_first(launch, "waiting", fault)
+}
+
+/// Rank 1 has a fault when rank 0 has come to a phase; rank 0 finds it, and ends well.
+pub fn found_by_the_first(launch: Launch, phase: &str, fault: Fault) -> Result<(), Failed> {
     let mut world = launch.start()?;
-    world.await_phase(0, "waiting")?;
+    world.await_phase(0, phase)?;
     world.await_phase(1, "open")?;
     world.inject(1, fault)?;
     world.await_phase(0, "found")?;

@@ -1,6 +1,6 @@
 //! GPU memory of ranks on several hosts, over UCX: what the windows of one host do, and what only staging can get wrong.
 
-use crate::gpu_window_faults::refusal;
+use crate::gpu_window_faults::{found_by_the_first, refusal};
 use crate::gpu_windows::{held, hold, launch, open_all, window};
 use crate::world::{done, expect, must, new_stream, stream, upload};
 use libtest_mimic::{Failed, Trial};
@@ -219,16 +219,7 @@ fn lost(fault: Fault) -> Result<(), Failed> {
         Some(emulated) => emulated.launch(launch),
         None => launch.on_gpus(),
     };
-    let mut world = launch.start()?;
-    world.await_phase(0, "copying")?;
-    world.await_phase(1, "open")?;
-    world.inject(1, fault)?;
-    world.await_phase(0, "found")?;
-    if fault == Fault::Stop {
-        world.inject(1, Fault::Kill)?;
-    }
-    let ended = world.finish();
-    Ok(ended[0].outcome.clone().map(drop)?)
+    found_by_the_first(launch, "copying", fault)
 }
 
 fn lost_meanwhile(comm: Comm, _: &[String]) -> Outcome {

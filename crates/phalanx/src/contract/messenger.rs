@@ -54,9 +54,6 @@ pub(crate) trait Messenger: Send {
     /// Gives it up; false while the library still uses the memory: the connection is closed then, and it is soon over.
     fn give_up(&mut self, posted: Posted) -> bool;
 
-    /// Whether all notes have left this rank.
-    fn is_flushed(&mut self) -> bool;
-
     /// What the library says of the connection to a rank, if that has broken.
     fn failure(&self, rank: usize) -> Option<String>;
 }

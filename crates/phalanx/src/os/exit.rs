@@ -3,12 +3,6 @@
 use super::sync::lock;
 use std::ffi::c_int;
 use std::sync::Mutex;
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-use std::sync::Once;
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-use std::time::{Duration, Instant};
 
 /// A handler; its argument is the exit status, where the system provides it.
 pub(crate) type Handler = fn(Option<c_int>);
@@ -22,43 +16,6 @@ pub(crate) fn at_exit(handler: Handler) {
     let mut handlers = lock(&HANDLERS);
     handlers.push((handler, std::process::id()));
     register();
-}
-
-/// How long an exit waits for what must not be cut off.
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-static IS_EXITING: AtomicBool = AtomicBool::new(false);
-
-/// Threads for which an exit waits.
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-static INSIDE: AtomicUsize = AtomicUsize::new(0);
-
-/// Calls `f`, for which an exit of the process waits for a while; `None` once the process exits, since libraries may be gone then. A caller has
-/// a `registered` of its own, and calls this first when the libraries that `f` calls are loaded.
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-pub(crate) fn unless_exiting<R>(registered: &Once, f: impl FnOnce() -> R) -> Option<R> {
-    struct Inside;
-    impl Drop for Inside {
-        fn drop(&mut self) {
-            INSIDE.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-    registered.call_once(|| at_exit(wait_for_all));
-    INSIDE.fetch_add(1, Ordering::SeqCst);
-    let _inside = Inside;
-    // Either this sees the exit, or the exit this thread.
-    (!IS_EXITING.load(Ordering::SeqCst)).then(f)
-}
-
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-fn wait_for_all(_: Option<c_int>) {
-    IS_EXITING.store(true, Ordering::SeqCst);
-    let since = Instant::now();
-    while INSIDE.load(Ordering::SeqCst) > 0 && since.elapsed() < LONGEST_WAIT {
-        std::thread::sleep(Duration::from_micros(50));
-    }
 }
 
 /// Runs the last remaining handler. The system calls this once for each call of `register`.

@@ -23,8 +23,6 @@ pub use portable::{run_on, usable_cores};
 mod exit;
 pub(crate) use exit::at_exit;
 pub(crate) use exit::leave;
-#[cfg(any(feature = "multi-host", feature = "nccl"))]
-pub(crate) use exit::unless_exiting;
 
 pub(crate) mod float_mode;
 
@@ -76,7 +74,11 @@ pub(crate) use prefetch::{first_lines, prefetch};
 pub(crate) const LINE: usize = 64;
 
 mod thread_mark;
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+mod unless_exiting;
 pub use thread_mark::ThreadMark;
+#[cfg(any(feature = "multi-host", feature = "nccl"))]
+pub(crate) use unless_exiting::unless_exiting;
 
 mod socket;
 pub use socket::Wire;

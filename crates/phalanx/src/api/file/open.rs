@@ -56,12 +56,8 @@ impl<'a> OpenFile<'a> {
         match &self.shared {
             None => write(self.comm, &mut self.file, places, whole, bytes),
             Some(file) => in_rounds(self.comm, places, |round| {
-                let packed: Vec<u8> = round
-                    .iter()
-                    .flat_map(|(place, at)| &bytes[*at..][..(place.end - place.start) as usize])
-                    .copied()
-                    .collect();
-                file.write(&places_of(round), &packed)
+                let own = |(place, at): &Piece| &bytes[*at..][..(place.end - place.start) as usize];
+                file.write(&places_of(round), &round.iter().map(own).collect::<Vec<_>>().concat())
             }),
         }
     }
@@ -131,7 +127,7 @@ fn places_of(round: &[Piece]) -> Vec<Range<u64>> {
 fn write(
     comm: &Comm,
     file: &mut File,
-    places: impl Iterator<Item = Range<u64>> + Clone,
+    mut places: impl Iterator<Item = Range<u64>> + Clone,
     whole: Range<u64>,
     bytes: &[u8],
 ) -> Result<io::Result<()>> {
@@ -142,7 +138,7 @@ fn write(
         return aggregate::write(comm, file, &Pieces::new(places, bytes), whole);
     }
     let mut rest = bytes;
-    Ok(places.into_iter().try_for_each(|place| {
+    Ok(places.try_for_each(|place| {
         let (own, others) = rest.split_at((place.end - place.start) as usize);
         rest = others;
         write_at(file, place.start, own)

@@ -47,12 +47,8 @@ impl Slab<'_> {
     /// Its cells, one after the other.
     pub fn pack<T: Copy>(&self, array: &[T]) -> Vec<T> {
         let mut cells = Vec::with_capacity(self.cells());
-        self.pack_behind(&mut cells, array);
-        cells
-    }
-
-    pub fn pack_behind<T: Copy>(&self, cells: &mut Vec<T>, array: &[T]) {
         self.for_each_run(|run| cells.extend_from_slice(&array[run]));
+        cells
     }
 
     /// Copies cells that lie one after the other to their places.

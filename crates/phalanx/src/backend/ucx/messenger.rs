@@ -171,10 +171,6 @@ impl Messenger for UcxMessenger {
         }
     }
 
-    fn is_flushed(&mut self) -> bool {
-        self.leaving.is_empty()
-    }
-
     fn failure(&self, rank: usize) -> Option<String> {
         let worker = self.worker.as_ref()?;
         (worker.failures(rank) > 0).then(|| worker.last_failure(rank))
@@ -184,7 +180,7 @@ impl Messenger for UcxMessenger {
 impl Drop for UcxMessenger {
     fn drop(&mut self) {
         let since = RunInstant::now();
-        while !self.is_flushed() && since.elapsed() < FLUSHING {
+        while !self.leaving.is_empty() && since.elapsed() < FLUSHING {
             self.progress();
             std::thread::yield_now();
         }

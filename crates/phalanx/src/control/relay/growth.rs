@@ -87,7 +87,7 @@ impl Relay {
         let store = self.shared.store.grow(growth, number(rank), timeout)?;
         let backend = growing.backend.name().to_owned();
         let member = Member { number: id, backend, reproducible: growing.reproducible };
-        introduce(store, Some(member), deadline.saturating_duration_since(Instant::now()), check)
+        introduce(store, Some(member), deadline.saturating_duration_since(Instant::now()), Some(check))
     }
 
     /// Waits until all ranks of a grown communicator have it, or one is lost: the same answer for all.
@@ -100,14 +100,14 @@ impl Relay {
 pub(crate) fn enter(rendezvous: &Rendezvous, timeout: Duration) -> Result<Option<Met>> {
     let deadline = after(Instant::now(), timeout);
     let Some(store) = Store::enter(rendezvous, timeout)? else { return Ok(None) };
-    introduce(store, None, deadline.saturating_duration_since(Instant::now()), &|| Ok(())).map(Some)
+    introduce(store, None, deadline.saturating_duration_since(Instant::now()), None).map(Some)
 }
 
 fn introduce(
     store: Store,
     member: Option<Member>,
     timeout: Duration,
-    check: &dyn Fn() -> Result<()>,
+    check: Option<&dyn Fn() -> Result<()>>,
 ) -> Result<Met> {
     let hosts_store = store.is_hosted_here();
     let own = Introduction { identity: HostIdentity::own(), hosts_store, member };

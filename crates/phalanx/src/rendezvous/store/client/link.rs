@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 /// Bound on sending the goodbye.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// How often a wait looks whether it goes on, where nothing but the answer ends it.
-const LOOK_SELDOM: Duration = Duration::from_secs(3600);
+/// How often a wait looks whether it goes on, if anything but the answer can end it.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How much longer than the store itself a request is waited for.
 const ANSWER: Duration = Duration::from_millis(1400);
@@ -197,15 +197,15 @@ impl Link {
 
     /// Sends a request and waits for its reply, a little longer than the store itself waits.
     pub fn ask(&self, what: &str, timeout: Duration, request: impl FnOnce(u64) -> Request) -> Result<Reply> {
-        self.ask_while(what, timeout, (LOOK_SELDOM, &|| Ok(())), request)
+        self.ask_while(what, timeout, None, request)
     }
 
-    /// The same, but an error of `goes_on`, which is asked every so often, ends the wait.
+    /// The same, but an error of `goes_on`, if there is one, ends the wait.
     pub fn ask_while(
         &self,
         what: &str,
         timeout: Duration,
-        (every, goes_on): (Duration, &dyn Fn() -> Result<()>),
+        goes_on: Option<&dyn Fn() -> Result<()>>,
         request: impl FnOnce(u64) -> Request,
     ) -> Result<Reply> {
         if self.is_forked() {
@@ -249,10 +249,14 @@ impl Link {
                 let remedy = format!("see what became of the store at {}", self.rendezvous.address);
                 return Err(BootstrapError { problem, remedy, missing: lost }.into());
             }
-            let wait = self.changed.wait_timeout(state, left.min(every));
-            drop(wait.unwrap_or_else(PoisonError::into_inner));
-            is_over = goes_on();
-            state = lock(&self.state);
+            let longest = if goes_on.is_some() { LOOK } else { Duration::from_secs(3600) };
+            let wait = self.changed.wait_timeout(state, left.min(longest));
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(goes_on) = goes_on {
+                drop(state);
+                is_over = goes_on();
+                state = lock(&self.state);
+            }
         }
     }
 

@@ -59,9 +59,6 @@ pub struct Store {
     can_connect: bool,
 }
 
-/// How often a wait for an exchange looks whether it goes on.
-const LOOK: Duration = Duration::from_millis(50);
-
 impl Store {
     /// Connects to the store as a rank. Retries until a store answers or `timeout` has passed.
     ///
@@ -165,22 +162,22 @@ impl Store {
     /// [`Error::Bootstrap`], with the ranks that are missing, when the deadline passes on any rank or a rank
     /// that is still needed is lost: the same verdict on all.
     pub fn exchange(&self, key: &str, mine: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.exchange_while(key, mine, timeout, &|| Ok(()))
+        self.exchange_while(key, mine, timeout, None)
     }
 
-    /// The same, but an error of `goes_on`, which is asked often, ends the wait. The exchange fails then when this member leaves.
+    /// The same, but an error of `goes_on`, which is asked often if there is one, ends the wait. The exchange fails then when this member leaves.
     pub(crate) fn exchange_while(
         &self,
         key: &str,
         mine: &[u8],
         timeout: Duration,
-        goes_on: &dyn Fn() -> Result<()>,
+        goes_on: Option<&dyn Fn() -> Result<()>>,
     ) -> Result<Vec<Vec<u8>>> {
         let (key_text, value) = checked(key, mine)?;
         let what = format!("the exchange {key:?}");
         let wait = millis(timeout);
         let request = |id| Request::Exchange { id, key: key_text, value, wait };
-        match self.link.ask_while(&what, timeout, (LOOK, goes_on), request)? {
+        match self.link.ask_while(&what, timeout, goes_on, request)? {
             Reply::All { table: Some(table), .. } if table.count() == self.link.member.size as usize => {
                 Ok(table.values().map(<[u8]>::to_vec).collect())
             }
