@@ -303,6 +303,17 @@ fn enable_access(context: &CudaContext, peer: &CudaContext) -> Answer {
     if lock(&context.peers).insert(peer.handle) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
 }
 
+/// Waits as the driver does before it frees memory of a device: until the work there and on the devices that reach its memory,
+/// or whose memory it reaches, is complete.
+pub fn wait_to_free(device: usize) {
+    let contexts = CONTEXTS.live();
+    let here: Vec<_> = contexts.iter().filter(|context| context.device == device).collect();
+    let is_near = |one: &CudaContext| {
+        here.iter().any(|context| context.reaches(one.handle) || one.reaches(context.handle))
+    };
+    contexts.iter().filter(|one| is_near(one)).for_each(|one| one.synchronize());
+}
+
 /// Enables access from one device to another, unless it is enabled already. NCCL does so to connect two ranks
 /// of this process.
 pub fn runtime_enable_access(device: usize, peer: usize) -> Answer {

@@ -1,9 +1,11 @@
 //! What goes wrong is an error that names the rank, on all ranks, within the deadline; GPUs are usable
 //! afterwards.
 
-use crate::world::{BACKEND, Slice, done, download, elements, expect, launch, must, stream, upload, values};
+use crate::world::{
+    BACKEND, Slice, done, download, elements, expect, launch, library_alone, must, stream, upload, values,
+};
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Comm, Error, PeerEvent, ReduceOp};
+use phalanx::{Builder, Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, World, phase};
@@ -47,8 +49,16 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 }
 
 pub fn world<R: Send>(gpus: usize, f: impl Fn(Comm) -> R + Sync) -> Result<Vec<R>, Failed> {
-    let builder = Comm::builder().backend(BACKEND).timeout(TIMEOUT);
-    Ok(must("run", builder.run(gpus, f))?)
+    world_of(Comm::builder().backend(BACKEND), gpus, f)
+}
+
+/// Ranks that these settings make.
+pub fn world_of<R: Send>(
+    builder: Builder,
+    gpus: usize,
+    f: impl Fn(Comm) -> R + Sync,
+) -> Result<Vec<R>, Failed> {
+    Ok(must("run", builder.timeout(TIMEOUT).run(gpus, f))?)
 }
 
 /// The GPU does what it should, in a communicator of its own.
@@ -265,17 +275,18 @@ fn all_to_all_v(comm: &Comm, buffer: &Slice<f32>, to: impl Fn(usize) -> usize) -
 /// Nothing of a group is started if one of its communicators has failed: the others' ranks do not wait for
 /// what was called in it, nor take what is called afterwards for it.
 fn group_with_a_failed_one(gpus: usize) -> Result<(), Failed> {
-    group_with_one_that_fails(gpus, false)
+    // The end of a group of own kernels does not wait for the other ranks.
+    group_with_one_that_fails(library_alone(), gpus, false)
 }
 
 /// The same, where it has failed before the group queues anything for it.
 fn group_with_one_that_failed_before(gpus: usize) -> Result<(), Failed> {
-    group_with_one_that_fails(gpus, true)
+    group_with_one_that_fails(Comm::builder().backend(BACKEND), gpus, true)
 }
 
-fn group_with_one_that_fails(gpus: usize, before: bool) -> Result<(), Failed> {
+fn group_with_one_that_fails(builder: Builder, gpus: usize, before: bool) -> Result<(), Failed> {
     let together = Barrier::new(gpus);
-    let errors = world(gpus, |comm| -> Result<Option<Error>, String> {
+    let errors = world_of(builder, gpus, |comm| -> Result<Option<Error>, String> {
         let split = || must("split", comm.split(Some(0), 0))?.ok_or("everybody is in it".to_owned());
         let (one, other) = (split()?, split()?);
         let (mut a, mut b) = (vec![1.0f32; 1000], vec![1.0f32; 1000]);
@@ -289,7 +300,11 @@ fn group_with_one_that_fails(gpus: usize, before: bool) -> Result<(), Failed> {
             // Rank 0 waits for the others in both.
             std::thread::sleep(Duration::from_millis(300));
             fail();
-            return Ok(one.all_reduce_in_place(&mut a, ReduceOp::Sum).err());
+            let since = Instant::now();
+            let error = one.all_reduce_in_place(&mut a, ReduceOp::Sum).err();
+            // It was told at once, and not when a call that frees a communicator is given up, after 2 s.
+            assert!(since.elapsed() < Duration::from_millis(1500), "after {:?}", since.elapsed());
+            return Ok(error);
         }
         let other = other.ok_or("only rank 1 has none")?;
         let grouped = phalanx::group(|g| {

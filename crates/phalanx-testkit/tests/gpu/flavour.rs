@@ -4,7 +4,8 @@ pub use phalanx::cudarc::driver::DeviceRepr;
 pub use phalanx::nccl::{init_all, version};
 
 use phalanx::cudarc::driver::{CudaSlice, CudaStream};
-use phalanx::{BackendKind, Comm, DType};
+use phalanx::nccl::{Config, GpuAlgorithm};
+use phalanx::{BackendKind, Builder, Comm, DType};
 use phalanx_testkit::emulated::Emulated;
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,13 @@ pub const BACKEND: BackendKind = BackendKind::Nccl;
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 pub type Slice<T> = CudaSlice<T>;
+
+/// Settings with which NCCL carries everything out.
+pub fn library_alone() -> Builder {
+    let mut config = Config::default();
+    config.gpu_algorithm = Some(GpuAlgorithm::Nccl);
+    Comm::builder().backend(BACKEND).nccl(config)
+}
 
 /// The stream that buffers are made on.
 pub fn stream(comm: &Comm) -> &Arc<CudaStream> {

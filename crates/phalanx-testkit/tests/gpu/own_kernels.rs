@@ -114,6 +114,7 @@ pub fn trials() -> Vec<Trial> {
         )
     }));
     trials.push(Trial::test("own_kernels/not_opened", not_opened));
+    trials.push(Trial::test("own_kernels/group_fails_before_it_frees", group_fails_before_it_frees));
     trials
 }
 
@@ -157,19 +158,30 @@ pub fn again(names: impl Iterator<Item = String>) -> Vec<Trial> {
         // In one word, so that by default these do not run in place of NCCL's own trials.
         let word = name.replace('/', "-");
         Trial::test(format!("own_kernels/again/{algorithm}/{word}"), move || {
-            let emulated = Emulated::new()?.own_kernels(algorithm);
-            let mut suite = emulated.command(std::env::current_exe()?);
-            let ended = suite.args(["--exact", &name]).env(EMULATED, "1").output()?;
-            let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-            match ended.status.success() && out.contains("1 passed") {
-                true => Ok(()),
-                false => Err(format!("{}: {out}{err}", ended.status).into()),
-            }
+            passes(&Emulated::new()?.own_kernels(algorithm), &name)
         })
     };
     // Emulated GPUs have no 8 GiB for a large one.
     let is_tried = |name: &String| !OF_NCCL.contains(&&**name) && !name.ends_with("/large");
     names.filter(is_tried).enumerate().map(trial).collect()
+}
+
+/// Whether a trial passes on these emulated GPUs, in a process of its own.
+fn passes(emulated: &Emulated, name: &str) -> Result<(), Failed> {
+    let mut suite = emulated.command(std::env::current_exe()?);
+    let ended = suite.args(["--exact", name]).env(EMULATED, "1").output()?;
+    let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    match ended.status.success() && out.contains("1 passed") {
+        true => Ok(()),
+        false => Err(format!("{}: {out}{err}", ended.status).into()),
+    }
+}
+
+/// A rank that frees a failed communicator waits for the GPUs of ranks that may wait for it in another one. So all of a group's
+/// communicators fail before any is freed.
+fn group_fails_before_it_frees() -> Result<(), Failed> {
+    let emulated = Emulated::new()?.own_kernels("auto").set("DEVICES", 2).set("DESTROY", "slow");
+    passes(&emulated, "threads/group_with_one_that_failed_before")
 }
 
 /// Modules whose trials run again.

@@ -1,9 +1,9 @@
 //! What no rank waits for in the library: a peer that is missing while the others wait on their own, or in a
 //! group, and a call that does not come back.
 
-use crate::failures::{SLACK, TIMEOUT, names, still_works, world};
+use crate::failures::{SLACK, TIMEOUT, names, still_works, world, world_of};
 use crate::flavour::emulated_as;
-use crate::world::{are_emulated, done, launch, must, stream, upload};
+use crate::world::{are_emulated, done, launch, library_alone, must, stream, upload};
 use libtest_mimic::{Failed, Trial};
 use phalanx::{Comm, ReduceOp};
 use phalanx_testkit::Scenario;
@@ -71,7 +71,8 @@ fn nobody_waits(gpus: usize) -> Result<(), Failed> {
 /// In a group the ranks meet at its end; what was queued is dropped.
 fn absent_in_a_group(gpus: usize) -> Result<(), Failed> {
     let (late, others) = (gpus - 1, Busy::new(gpus - 1));
-    let errors = world(gpus, |comm| {
+    // The end of a group of own kernels does not wait for the other ranks.
+    let errors = world_of(library_alone(), gpus, |comm| {
         if comm.rank() == late {
             others.wait(TIMEOUT + SLACK);
             return comm.barrier().err();

@@ -1,6 +1,8 @@
 //! Worlds of ranks with a GPU each, and buffers to fill and check.
 
-pub use crate::flavour::{BACKEND, DeviceRepr, Slice, init_all, is_reduced, new_stream, stream};
+pub use crate::flavour::{
+    BACKEND, DeviceRepr, Slice, init_all, is_reduced, library_alone, new_stream, stream,
+};
 
 use crate::flavour;
 use libtest_mimic::{Failed, Trial};

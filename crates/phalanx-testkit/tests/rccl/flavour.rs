@@ -2,7 +2,7 @@
 
 pub use phalanx::rccl::{init_all, version};
 
-use phalanx::{BackendKind, Comm, DType, hip};
+use phalanx::{BackendKind, Builder, Comm, DType, hip};
 use phalanx_testkit::emulated::Emulated;
 use std::io;
 
@@ -15,6 +15,11 @@ pub const NEWEST: &str = "2.30.4";
 pub const VISIBLE: &str = "HIP_VISIBLE_DEVICES";
 
 pub type Slice<T> = hip::Slice<T>;
+
+/// Settings with which RCCL carries everything out.
+pub fn library_alone() -> Builder {
+    Comm::builder().backend(BACKEND)
+}
 
 /// Every element of a slice is.
 pub trait DeviceRepr {}

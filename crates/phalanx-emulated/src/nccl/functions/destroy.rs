@@ -6,6 +6,7 @@ use crate::base::handles::Handle;
 use crate::base::lock::lock;
 use crate::base::settings::settings;
 use crate::base::violation::violation;
+use crate::cuda::context;
 use crate::nccl::communicator::{Communicator, Freeing, Need, Phase, check_not_ended, end, enter, find};
 use crate::nccl::group::{self, nccl, record};
 use crate::nccl::job::Job;
@@ -100,6 +101,13 @@ fn destroy(communicator: &Communicator) -> Result<(), Stopped> {
     communicator.wait_for_graphs()
 }
 
+/// Takes the time that `EMULATED_DESTROY` asks for.
+fn take_time() {
+    if settings().destroy_is_slow {
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
 fn abort(function: &'static str, communicator: &Communicator) {
     if settings().abort_hangs {
         loop {
@@ -109,8 +117,10 @@ fn abort(function: &'static str, communicator: &Communicator) {
     end(function, communicator);
     communicator.abort();
     communicator.wait_for_end_of_use();
-    if communicator.state().phase != Phase::Finalized {
-        leave(communicator);
+    if communicator.state().phase != Phase::Finalized && leave(communicator) {
+        // The last rank of a process frees the memory of all of them.
+        take_time();
+        context::wait_to_free(communicator.device);
     }
     communicator.close();
 }
@@ -141,9 +151,7 @@ nccl! {
         }
         let freeing = Freeing::begin();
         end(FUNCTION, &communicator);
-        if settings().destroy_is_slow {
-            std::thread::sleep(Duration::from_millis(300));
-        }
+        take_time();
         let result = destroy(&communicator).map_err(|Stopped| INTERNAL_ERROR);
         communicator.close();
         drop(freeing);

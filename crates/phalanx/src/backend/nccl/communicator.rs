@@ -10,8 +10,9 @@ use super::device::GpuDevice;
 use super::direct::{Algorithm, Direct};
 #[cfg(feature = "nccl")]
 use super::gpu_window::CopyStream;
-#[cfg(feature = "nccl")]
 use super::graphs::Graphs;
+#[cfg(feature = "nccl")]
+use super::group;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
 use super::memory::{Handle, free};
@@ -313,6 +314,9 @@ impl Communicator {
         if self.control_channel.is_copy() {
             return Error::forked();
         }
+        if group::is_open() {
+            return self.fail_in_group(error);
+        }
         let _failing = lock(&self.failing);
         if self.failed.get().is_none() {
             // At such an exit the communicator has been ended under this operation: the others are to see that the process is gone, and
@@ -321,6 +325,16 @@ impl Communicator {
                 self.control_channel.give_up();
             }
             self.abort();
+        }
+        self.failed.get_or_init(|| error).clone()
+    }
+
+    /// Fails a member of an open group for all ranks, and leaves the abort to the group's end. An abort may wait for the GPU of a
+    /// rank that waits for this one in another communicator.
+    #[cold]
+    pub(crate) fn fail_in_group(&self, error: Error) -> Error {
+        if self.failed.get().is_none() && !super::watchdog::exits_badly() {
+            self.control_channel.give_up();
         }
         self.failed.get_or_init(|| error).clone()
     }

@@ -14,13 +14,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup { depth: 0, started: Vec::new(), failed: None, carrying: Vec::new() }) };
+    static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup {
+        depth: 0, members: Vec::new(), started: Vec::new(), failed: None, carrying: Vec::new()
+    }) };
 }
 
 /// The group that this thread is in.
 #[derive(Default)]
 struct NcclGroup {
     depth: usize,
+    members: Vec<Arc<Communicator>>,
     started: Vec<EnqueuedOperation>,
     /// The failure of a communicator while operations were queued: none of them is started.
     failed: Option<Error>,
@@ -40,11 +43,13 @@ pub(crate) fn defer(started: EnqueuedOperation) {
     OPEN.with_borrow_mut(|group| group.started.push(started));
 }
 
-/// Enters a group, or a deeper level of it.
-pub(crate) fn start(communicator: &Communicator, messages: &Arc<PostedMessages>) {
+/// Enters a group, or a deeper level of it. Until the outermost has ended, a member that fails is not aborted.
+pub(crate) fn start(communicator: &Arc<Communicator>, messages: &Arc<PostedMessages>) {
     let carrying = messages.carry();
+    communicator.set_queued(true);
     OPEN.with_borrow_mut(|group| {
         group.depth += 1;
+        group.members.push(communicator.clone());
         group.carrying.extend(carrying);
     });
     if let Some(start) = communicator.library.ncclGroupStart {
@@ -73,10 +78,10 @@ pub(crate) fn end_with(
         group.failed = group.failed.take().or_else(|| failure.cloned());
         (group.depth == 0).then(|| std::mem::take(group))
     });
-    let Some(NcclGroup { started, failed, carrying, .. }) = outermost else {
+    let Some(NcclGroup { members, started, failed, carrying, .. }) = outermost else {
         return communicator.progress(end(), function).map(drop);
     };
-    let outcome = start_all(communicator, started, failed, function, end);
+    let outcome = start_all(communicator, &members, started, failed, function, end);
     carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
     outcome
 }
@@ -84,11 +89,16 @@ pub(crate) fn end_with(
 /// Starts what was queued, with the library's end of the group.
 fn start_all(
     communicator: &Communicator,
+    members: &[Arc<Communicator>],
     mut started: Vec<EnqueuedOperation>,
     failed: Option<Error>,
     function: &'static str,
     end: impl FnOnce() -> ncclResult_t,
 ) -> Result<()> {
+    if let Some(failure) = &failed {
+        // Before the library's locks, which a thread that aborts the failed one may hold.
+        started.iter().for_each(|one| drop(one.communicator.fail_in_group(failure.clone())));
+    }
     let arrived = failed.map_or_else(|| wait_for_arrivals_of(&mut started), Err);
     let (arrived, ended) = {
         let inside = GroupLocks::all(&started);
@@ -106,18 +116,16 @@ fn start_all(
         });
         (arrived, ended)
     };
-    for one in &started {
-        one.communicator.leave_group();
+    // All fail before one is aborted.
+    let started_all =
+        arrived.and(ended).map_err(|error| started.iter().fold(error, |error, one| one.refused(error)));
+    members.iter().for_each(|member| member.leave_group());
+    if let Err(error) = started_all {
+        // The library has dropped all that was queued.
+        started.iter_mut().for_each(EnqueuedOperation::cancel);
+        return Err(error);
     }
-    match arrived.and(ended) {
-        Ok(_) => Aftermath::of_all(started),
-        Err(error) => {
-            let error = started.iter().fold(error, |error, one| one.refused(error));
-            // The library has dropped all that was queued.
-            started.iter_mut().for_each(EnqueuedOperation::cancel);
-            Err(error)
-        }
-    }
+    Aftermath::of_all(started)
 }
 
 /// Waits for all ranks that the operations need.
