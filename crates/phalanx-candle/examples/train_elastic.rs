@@ -66,10 +66,10 @@ struct Trainer<'a> {
 }
 
 /// Inputs and what they give: 256 samples, again and again.
-fn samples(step: u64, rows: Range<usize>) -> Result<(Tensor, Tensor)> {
+fn samples(step: u64, rows: Range<usize>, device: &Device) -> Result<(Tensor, Tensor)> {
     let number = |row: usize, column: usize| (((step as usize * 64 + row) % 256) * (column + 2)) as f32;
     let x = rows.clone().flat_map(|row| (0..8).map(move |column| number(row, column).sin()));
-    let x = Tensor::from_iter(x, &Device::Cpu)?.reshape((rows.len(), 8))?;
+    let x = Tensor::from_iter(x, device)?.reshape((rows.len(), 8))?;
     let y = x.sum_keepdim(1)?.sin()?;
     Ok((x, y))
 }
@@ -115,7 +115,7 @@ impl Trainer<'_> {
                 std::process::abort();
             }
             let mine = part(&(0..options.batch), ranks.world_size(), ranks.rank());
-            let (x, y) = samples(step, mine.clone())?;
+            let (x, y) = samples(step, mine.clone(), ranks.device())?;
             let loss = loss::mse(&down.forward(&up.forward(&x)?.tanh()?)?, &y)?;
             let sum = (loss.to_dtype(DType::F64)? * mine.len() as f64)?;
             let gradients = parallel.average(Some(loss.backward()?), mine.len() as f64)?;

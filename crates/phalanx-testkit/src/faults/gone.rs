@@ -1,7 +1,7 @@
 //! Ranks that are killed, stopped, or go away while others need them.
 
-use super::Case;
-use super::common::{DEADLINE, MANY, all_within, has, one_verdict, report, says, with_cores};
+use super::common::{DEADLINE, Ground, MANY, all_within, has, one_verdict, report, says, with_cores};
+use super::{Backend, Case};
 use crate::fault::Fault;
 use crate::processes::{Ended, Launch, describe, phase};
 use crate::scenario::Outcome;
@@ -58,6 +58,11 @@ pub fn cases() -> Vec<Case> {
             cases.push(Case::new(format!("processes/stopped/{kind}"), move || {
                 stopped(kind, "free", Duration::ZERO)
             }));
+        }
+        // What NCCL's communicators have in host memory.
+        for kind in ["epochs", "signals"] {
+            let killed = move || killed_on(Backend::Nccl, kind, VICTIM);
+            cases.push(Case::new(format!("nccl/killed/{kind}"), killed));
         }
         cases.push(Case::new("processes/killed/rank_0", || killed(KINDS[0], 0)));
         cases
@@ -205,8 +210,13 @@ fn reports_but(ended: Vec<Ended>, but: Option<usize>) -> Result<Vec<String>, Str
 }
 
 fn killed(kind: &str, victim: usize) -> Result<(), String> {
+    killed_on(Backend::Host, kind, victim)
+}
+
+fn killed_on(backend: Backend, kind: &str, victim: usize) -> Result<(), String> {
     let (launch, ranks) = workers(kind, 30_000);
-    let mut world = launch.start()?;
+    let ground = Ground::new(backend)?;
+    let mut world = ground.launch(launch).start()?;
     for rank in 0..ranks {
         world.await_phase(rank, "working")?;
     }

@@ -1,7 +1,7 @@
 //! Symmetric memory whose ranks are late, or stopped in the middle of an access. `gone.rs` has those that are killed.
 
-use super::Case;
-use super::common::{DEADLINE, has, report, says};
+use super::common::{DEADLINE, Ground, has, report, says};
+use super::{Backend, Case};
 use crate::fault::Fault;
 use crate::mpi::Installation;
 use crate::processes::{Launch, describe, phase};
@@ -25,12 +25,16 @@ pub fn cases() -> Vec<Case> {
     if !cfg!(target_os = "linux") {
         return Vec::new();
     }
-    let late = |wait: &'static str| {
-        Case::new(format!("processes/one_sided/late/{wait}"), move || {
-            Launch::new("one_sided/late", 2).arg(wait).deadline(DEADLINE).reports().map(drop)
+    let late = |(name, backend): (&str, Backend), wait: &'static str| {
+        Case::new(format!("{name}/one_sided/late/{wait}"), move || {
+            let launch = Launch::new("one_sided/late", 2).arg(wait).deadline(DEADLINE);
+            Ground::new(backend)?.launch(launch).reports().map(drop)
         })
     };
-    let mut cases = ["signals", "end", "epoch"].map(late).into_iter().collect::<Vec<_>>();
+    let mut cases: Vec<_> = [("processes", Backend::Host), ("nccl", Backend::Nccl)]
+        .into_iter()
+        .flat_map(|place| ["signals", "end", "epoch"].map(|wait| late(place, wait)))
+        .collect();
     cases.push(Case::new("processes/one_sided/written_later", stopped_while_it_writes));
     cases
 }

@@ -14,8 +14,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
-    scans, topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, one_sided, operations, plain, portable, prepared,
+    requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::emulated::{Emulated, on_own_kernels};
@@ -52,6 +52,9 @@ const OBJECTS: Group = ("objects", || {
         .flat_map(promised)
         .collect()
 });
+const ONE_SIDED: Group = ("one_sided", || {
+    [one_sided::SCENARIOS, one_sided::SHARED, one_sided::COMPARED].into_iter().flat_map(promised).collect()
+});
 const PORTABLE: Group = ("portable", || promised(portable::SCENARIOS));
 const PORTABLE_OF_TWO: Group = ("portable_of_two", || promised(portable::BOUNDED));
 /// Collectives of every kind, the v-variants among them, in host memory and on the GPU.
@@ -79,6 +82,7 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
             PORTABLE,
             PORTABLE_OF_TWO,
             OBJECTS,
+            ONE_SIDED,
             PROGRAMS,
         ],
     ),
@@ -98,7 +102,7 @@ const WORLDS: [(&str, usize, &[Group]); 4] = [
         ],
     ),
     ("processes", 4, &[VECTORS, COMMUNICATORS, PORTABLE, OBJECTS, PROGRAMS]),
-    ("threads", 4, &[REQUESTS, OBJECTS, PROGRAMS]),
+    ("threads", 4, &[REQUESTS, OBJECTS, ONE_SIDED, PROGRAMS]),
 ];
 
 /// The same by phalanx's own kernels, with the algorithm.

@@ -8,8 +8,8 @@
 
 use crate::mpi::MATRIX;
 use crate::{
-    awaiting, communicators, members, messages, objects, operations, plain, portable, prepared, requests,
-    scans, topologies, values, vectors,
+    awaiting, communicators, members, messages, objects, one_sided, operations, plain, portable, prepared,
+    requests, scans, topologies, values, vectors,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx_testkit::Scenario;
@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 16] = [
+const GROUPS: [Group; 17] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -45,6 +45,9 @@ const GROUPS: [Group; 16] = [
             prepared::SCENARIOS,
         ];
         of(ranks, all.into_iter().flat_map(promised))
+    }),
+    ("one_sided", 3, |ranks| {
+        of(ranks, [one_sided::SCENARIOS, one_sided::SHARED].into_iter().flat_map(promised))
     }),
     ("halos_on_gpu", 3, |ranks| of(ranks, [("cuda/halos", "")].into_iter())),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),

@@ -144,6 +144,12 @@ fn place(comm: Comm, args: &[String]) -> Outcome {
     assert_eq!(last.host_topology().host_of(0), 0);
     let mirrored = comm.world_size() - 1 - last.rank();
     assert!(topology.same_host(mirrored, comm.rank()) && mirrored == comm.rank());
+    let Err(refused) = comm.symmetric::<u8>(1) else { return Err("the hosts share no memory".into()) };
+    assert!(refused.to_string().contains("are on several hosts"), "{refused}");
+    assert!(matches!(
+        comm.shared_by_host(1, |_: &mut [u8]| Ok::<(), String>(())),
+        Err(Error::Unsupported(_))
+    ));
     must("barrier", comm.barrier())?;
     done()
 }

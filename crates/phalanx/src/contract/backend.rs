@@ -295,36 +295,17 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     ///
     /// # Safety
     /// As for `split`.
-    unsafe fn symmetric(&self, _call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
-        Err(self.no_windows("memory of which every rank has a part (symmetric)"))
-    }
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>>;
 
     /// Memory of the call's blocks, zeroed, of which each host has one copy. Collective; the call is one of `SharedByHost`.
     ///
     /// # Safety
     /// As for `split`.
-    unsafe fn shared_by_host(&self, _call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
-        Err(self.no_windows("memory that the ranks of a host share (shared_by_host)"))
-    }
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>>;
 
     /// The number of operation numbers that `symmetric` and `shared_by_host` use up.
     fn collectives_of_window(&self) -> u64 {
         1
-    }
-
-    /// The error of a backend without them.
-    fn no_windows(&self, what: &str) -> Error {
-        let remedy = match self.kind() {
-            BackendKind::Nccl | BackendKind::Rccl => {
-                "memory of GPUs is `comm.nccl()?.alloc`, with `put_signal`; for host memory use a communicator on the backend host, ucx, mpi or solo"
-            }
-            BackendKind::Nvshmem => {
-                "memory of GPUs is `phalanx::nvshmem`'s `Context::alloc`; for host memory use a communicator on the backend host, ucx, mpi or solo"
-            }
-            _ => "use a communicator on the backend host, ucx, mpi or solo",
-        };
-        let why = format!("the backend {} has none on the host", self.kind());
-        Error::from(UnsupportedError { what: what.into(), why, remedy: remedy.into() })
     }
 
     /// GPU memory that other ranks access, if the backend has that.

@@ -58,6 +58,11 @@ pub(crate) trait HostChannel: Backend {
         self.endpoint().world.is_of_threads()
     }
 
+    /// Whether all its ranks are on one host, whose memory they share.
+    fn shares_memory(&self) -> bool {
+        self.endpoint().world.topology().is_none()
+    }
+
     /// The world rank of the communicator's rank 0.
     fn first_member(&self) -> usize {
         self.endpoint().members()[0]

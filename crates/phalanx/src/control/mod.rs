@@ -8,6 +8,7 @@ pub(crate) mod failure;
 pub(crate) mod flags;
 mod heap;
 pub(crate) mod host_channel;
+pub(crate) mod host_window;
 pub(crate) mod join;
 pub(crate) mod layout;
 pub(crate) mod liveness;

@@ -61,12 +61,12 @@ pub struct SymmetricMemory<'c, T: Plain> {
 impl Comm {
     /// Allocates `len` zeros on every rank, which all ranks can access: put, get, strided, atomic operations, signals.
     ///
-    /// Collective, with the same type and length on every rank. Backends: host (the ranks load and store directly), UCX (so they do inside a
-    /// host; to other hosts they send messages, which a thread of those processes carries out in epochs), MPI (`MPI_Win_allocate`, in one
-    /// passive epoch from its beginning to its end), solo. `shmem_calloc`.
+    /// It is host memory on all backends. Collective, with the same type and length on every rank. Inside a host the ranks load and store
+    /// directly. To other hosts UCX sends messages, which a thread of those processes carries out in epochs; MPI has `MPI_Win_allocate`, in one
+    /// passive epoch from its beginning to its end. `shmem_calloc`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) on other backends, whose text says what they have;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on NCCL and RCCL among several hosts, whose text says what they have;
     /// [`MismatchError`](crate::MismatchError) if the ranks ask for different memory. What one rank cannot allocate is an error on all.
     pub fn symmetric<T: Plain>(&self, len: usize) -> Result<SymmetricMemory<'_, T>> {
         let call = window_call::<T>(Operation::Symmetric, len, self.world_size())?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::ReduceOp;
 use crate::api::comm::Comm;
 use crate::backend::solo::SoloComm;
-use crate::contract::{Backend, BackendKind, Call, Departure, OperationId, Transfer};
+use crate::contract::{Backend, BackendKind, Call, Departure, HostMemory, OperationId, Transfer, Window};
 use crate::types::memory::Allocation;
 use std::sync::mpsc::channel;
 
@@ -45,6 +45,14 @@ impl Backend for Panicking {
     }
     fn alloc(&self, bytes: usize) -> Result<Allocation> {
         self.0.alloc(bytes)
+    }
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.symmetric(call) }
+    }
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.shared_by_host(call) }
     }
     fn timeout(&self) -> Duration {
         self.0.timeout()

@@ -4,8 +4,8 @@
 //! buffer of another root) is 0; in place, the buffer stays as it was. So every output is initialised, as after any operation.
 
 use crate::contract::{
-    Backend, BackendKind, Blocks, Call, Departure, Direction, DryCall, Operation, OperationId, RankGrid,
-    Transfer,
+    Backend, BackendKind, Blocks, Call, Departure, Direction, DryCall, HostMemory, Operation, OperationId,
+    RankGrid, Transfer, Window,
 };
 use crate::os::Mapping;
 use crate::os::sync::lock;
@@ -211,6 +211,14 @@ fn unsupported(what: &str, why: &str, remedy: &str) -> Error {
     UnsupportedError { what: what.into(), why: why.into(), remedy: remedy.into() }.into()
 }
 
+fn no_other_parts(what: &str) -> Error {
+    unsupported(
+        what,
+        "a dry run has no other ranks, whose memory it could be",
+        "use a communicator of all ranks",
+    )
+}
+
 impl Backend for DryComm {
     fn kind(&self) -> BackendKind {
         BackendKind::DryRun
@@ -299,6 +307,14 @@ impl Backend for DryComm {
             Box::new(DryComm::new(rank, members, self.log.clone(), self.timeout())) as Box<dyn Backend>
         };
         Ok(grid.groups.iter().map(part).collect())
+    }
+
+    unsafe fn symmetric(&self, _call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        Err(no_other_parts("symmetric"))
+    }
+
+    unsafe fn shared_by_host(&self, _call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        Err(no_other_parts("shared_by_host"))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Allocation> {

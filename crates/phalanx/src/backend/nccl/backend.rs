@@ -6,12 +6,14 @@ use super::{NcclComm, group, operation};
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::hosts::HostTopology;
 use crate::contract::{
-    Backend, BackendKind, Call, Departure, Operation, OperationId, RankGrid, StreamSyncOps, Transfer,
+    Backend, BackendKind, Call, Departure, HostMemory, Operation, OperationId, RankGrid, StreamSyncOps,
+    Transfer, Window,
 };
 use crate::control::control_channel::AnnouncedCall;
 use crate::control::host_channel::HostChannel;
+use crate::control::host_window::HostChannelWindow;
 use crate::os::RunInstant;
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, Result, UnsupportedError};
 use crate::types::memory::{Allocation, Space};
 use phalanx_sys::nccl::Flavour;
 use std::sync::atomic::Ordering;
@@ -162,6 +164,21 @@ impl Backend for NcclComm {
         self.communicator.sync()
     }
 
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        // SAFETY: the caller's contract.
+        unsafe { self.begin_host_memory(call, "symmetric") }?;
+        let fail = |error: Error| if error.is_fatal() { self.communicator.fail(error) } else { error };
+        // SAFETY: the caller's contract.
+        Ok(Box::new(unsafe { HostChannelWindow::new(&*self.host_channel, call, fail) }?))
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        // SAFETY: the caller's contract.
+        let announced = unsafe { self.begin_host_memory(call, "shared_by_host") }?;
+        // SAFETY: the caller's contract.
+        self.on_host_channel(&announced, |channel| unsafe { channel.shared_by_host(call) })
+    }
+
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
         let (parent, call) = (&self.communicator, Call::empty(Operation::Split));
         // SAFETY: the caller's contract.
@@ -263,6 +280,25 @@ impl Backend for NcclComm {
 }
 
 impl NcclComm {
+    /// Announces a call that makes memory of the host.
+    ///
+    /// # Safety
+    /// As for [`Backend::symmetric`].
+    unsafe fn begin_host_memory(&self, call: &Call<'_>, what: &str) -> Result<AnnouncedCall> {
+        if !self.host_channel.shares_memory() {
+            return Err(Error::from(UnsupportedError {
+                what: what.into(),
+                why: format!("the ranks of {} are on several hosts, whose memory they do not share", self.kind()),
+                remedy: "use a communicator on the backend ucx or mpi beside this one; memory of GPUs is `register_gpu`".into(),
+            }));
+        }
+        // SAFETY: the caller's contract.
+        unsafe { self.prepare(call) }?;
+        let (announced, _) = self.communicator.next_collective(call, false);
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        Ok(announced)
+    }
+
     /// Announces a call that makes communicators of this one's ranks; and when it began.
     ///
     /// # Safety

@@ -39,9 +39,12 @@ pub(crate) use process::available;
 
 use crate::backend::nvshmem::pe::{Context, PeControl};
 use crate::buffer::stream::{GpuStream, Stream};
-use crate::contract::{Backend, BackendKind, Call, Departure, Operation, OperationId, Transfer};
+use crate::contract::{
+    Backend, BackendKind, Call, Departure, HostMemory, Operation, OperationId, Transfer, Window,
+};
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
+use crate::control::host_window::HostChannelWindow;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
@@ -218,6 +221,7 @@ impl Backend for NvshmemComm {
                 self.wait_for_last_collective()?;
                 self.join_call(call).map(drop)
             }
+            operation if operation.is_of_window() => self.join_call(call).map(drop),
             Operation::Finalize => self.finalize(call),
             _ if call.is_combined_on_host() => {
                 call.check_combined_on_host(self.kind())?;
@@ -262,6 +266,19 @@ impl Backend for NvshmemComm {
         let part = self.on_host_channel(|channel| unsafe { channel.split_channel(color, key) })?;
         let Some(control) = part else { return Ok(None) };
         Ok(Some(Box::new(NvshmemComm::assemble(control, self.process.clone(), team)?)))
+    }
+
+    unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        self.join_call(call)?;
+        let fail = |error: Error| if error.is_fatal() { self.fail(error) } else { error };
+        // SAFETY: the caller's contract.
+        Ok(Box::new(unsafe { HostChannelWindow::new(&*self.host_channel, call, fail) }?))
+    }
+
+    unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        self.join_call(call)?;
+        // SAFETY: the caller's contract.
+        self.on_host_channel(|channel| unsafe { channel.shared_by_host(call) })
     }
 
     /// Page-locked memory.
