@@ -16,8 +16,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Beginnings of parts are multiples of this: a page, so that each rank allocates its own.
+/// Each part has pages of its own, which its rank allocates.
 const ALIGN: usize = 4096;
+
+/// A part begins so far into its first page. Long vectors begin near the beginning of one, and a copy between such places takes twice as
+/// long: the processor takes a load for one of what was stored at the same place of another page.
+const LEAD: usize = ALIGN / 2;
 
 /// A segment that all ranks have mapped. At its beginning is the number of ranks that have closed it.
 struct SharedSegment {
@@ -45,11 +49,11 @@ impl HostComm {
     pub(super) unsafe fn window(&self, call: &Call<'_>) -> Result<HostWindow<'_>> {
         let (rank, ranks) = (self.endpoint.rank, self.endpoint.ranks);
         let header = (SIGNALS + ranks * ranks * size_of::<Signals>()).next_multiple_of(ALIGN);
-        let stride = bytes_of(call).next_multiple_of(ALIGN);
+        let stride = (LEAD + bytes_of(call)).next_multiple_of(ALIGN);
         let own = header + rank * stride..header + (rank + 1) * stride;
         // SAFETY: the caller's contract.
         let segment = unsafe { self.shared_segment(call, header, header + ranks * stride, own) }?;
-        let parts = MappedParts { start: segment.at(header), stride };
+        let parts = MappedParts { start: segment.at(header + LEAD), stride };
         Ok(HostWindow { endpoint: &self.endpoint, segment, parts, heard: vec![Cell::new(0); ranks] })
     }
 
