@@ -145,7 +145,7 @@ fn place(comm: Comm, args: &[String]) -> Outcome {
     let mirrored = comm.world_size() - 1 - last.rank();
     assert!(topology.same_host(mirrored, comm.rank()) && mirrored == comm.rank());
     let Err(refused) = comm.symmetric::<u8>(1) else { return Err("the hosts share no memory".into()) };
-    assert!(refused.to_string().contains("are on several hosts"), "{refused}");
+    assert!(refused.to_string().contains("the job has several hosts"), "{refused}");
     assert!(matches!(
         comm.shared_by_host(1, |_: &mut [u8]| Ok::<(), String>(())),
         Err(Error::Unsupported(_))

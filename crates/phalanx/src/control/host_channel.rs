@@ -58,7 +58,7 @@ pub(crate) trait HostChannel: Backend {
         self.endpoint().world.is_of_threads()
     }
 
-    /// Whether all its ranks are on one host, whose memory they share.
+    /// Whether the job has one host, whose memory its ranks share.
     fn shares_memory(&self) -> bool {
         self.endpoint().world.topology().is_none()
     }

@@ -1,28 +1,17 @@
 //! Memory of the host, for a backend whose own memory is elsewhere.
 
-use super::host_channel::HostChannel;
-use crate::contract::{Call, MappedParts, Window};
+use crate::contract::{MappedParts, Window};
+use crate::os::RunInstant;
 use crate::types::error::{Error, Result};
 
-/// Memory on a host channel, whose failures the backend makes its own.
+/// Memory on a host channel that all ranks map. A wait for signals that fails is the communicator's failure, which `fail` makes of the
+/// awaited rank, the wait's beginning and the channel's error.
 pub(crate) struct HostChannelWindow<'c, F> {
-    window: Box<dyn Window + 'c>,
-    fail: F,
+    pub window: Box<dyn Window + 'c>,
+    pub fail: F,
 }
 
-impl<'c, F: Fn(Error) -> Error> HostChannelWindow<'c, F> {
-    /// # Safety
-    /// As for [`Backend::symmetric`](crate::contract::Backend::symmetric).
-    pub unsafe fn new(channel: &'c dyn HostChannel, call: &Call<'_>, fail: F) -> Result<Self> {
-        // SAFETY: the caller's contract.
-        match unsafe { channel.symmetric(call) } {
-            Ok(window) => Ok(HostChannelWindow { window, fail }),
-            Err(error) => Err(fail(error)),
-        }
-    }
-}
-
-impl<F: Fn(Error) -> Error> Window for HostChannelWindow<'_, F> {
+impl<F: Fn(usize, RunInstant, Error) -> Error> Window for HostChannelWindow<'_, F> {
     fn own(&self) -> *mut u8 {
         self.window.own()
     }
@@ -36,23 +25,23 @@ impl<F: Fn(Error) -> Error> Window for HostChannelWindow<'_, F> {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.window.synchronize().map_err(&self.fail)
+        self.window.synchronize()
     }
 
     fn flush(&self, rank: Option<usize>) -> Result<()> {
-        self.window.flush(rank).map_err(&self.fail)
+        self.window.flush(rank)
     }
 
     fn signal(&self, rank: usize) -> Result<()> {
-        self.window.signal(rank).map_err(&self.fail)
+        self.window.signal(rank)
     }
 
     fn wait_signals(&self, rank: usize, count: u64) -> Result<()> {
-        self.window.wait_signals(rank, count).map_err(&self.fail)
+        let since = RunInstant::now();
+        self.window.wait_signals(rank, count).map_err(|error| (self.fail)(rank, since, error))
     }
 
     fn free(self: Box<Self>) -> Result<()> {
-        let Self { window, fail } = *self;
-        window.free().map_err(fail)
+        self.window.free()
     }
 }

@@ -66,7 +66,7 @@ impl Comm {
     /// passive epoch from its beginning to its end. `shmem_calloc`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) on NCCL and RCCL among several hosts, whose text says what they have;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on NCCL and RCCL in a job of several hosts;
     /// [`MismatchError`](crate::MismatchError) if the ranks ask for different memory. What one rank cannot allocate is an error on all.
     pub fn symmetric<T: Plain>(&self, len: usize) -> Result<SymmetricMemory<'_, T>> {
         let call = window_call::<T>(Operation::Symmetric, len, self.world_size())?;

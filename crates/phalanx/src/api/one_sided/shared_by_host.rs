@@ -38,11 +38,11 @@ impl Comm {
     /// Memory of `len` elements, zero at first, of which each host has one copy. On each host, `fill` is called on the first of its ranks.
     /// `MPI_Win_allocate_shared`.
     ///
-    /// Collective, with the same type and length on every rank. On UCX for a job of several hosts.
+    /// Collective, with the same type and length on every rank. UCX has it in jobs of several hosts only.
     ///
     /// # Errors
     /// An error of `fill` is an error on all ranks ([`SystemError`](crate::SystemError); on that rank with `fill`'s text).
-    /// [`Error::Unsupported`] on NCCL and RCCL among several hosts, and on UCX for one.
+    /// [`Error::Unsupported`] on NCCL and RCCL in a job of several hosts, and on UCX in one of one host.
     pub fn shared_by_host<T: Plain, E>(
         &self,
         len: usize,

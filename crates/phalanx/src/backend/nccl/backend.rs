@@ -165,18 +165,27 @@ impl Backend for NcclComm {
     }
 
     unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        let since = RunInstant::now();
         // SAFETY: the caller's contract.
-        unsafe { self.begin_host_memory(call, "symmetric") }?;
-        let fail = |error: Error| if error.is_fatal() { self.communicator.fail(error) } else { error };
+        let announced = unsafe { self.begin_host_memory(call) }?;
         // SAFETY: the caller's contract.
-        Ok(Box::new(unsafe { HostChannelWindow::new(&*self.host_channel, call, fail) }?))
+        let made = unsafe { self.host_channel.symmetric(call) };
+        let window = made.map_err(|error| self.communicator.diagnose(&announced, since, error))?;
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        let fail = |rank, since, error| {
+            let wait = AnnouncedCall::of_rank(self.communicator.collectives(), Operation::WaitSignals, rank);
+            self.communicator.diagnose(&wait, since, error)
+        };
+        Ok(Box::new(HostChannelWindow { window, fail }))
     }
 
     unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
         // SAFETY: the caller's contract.
-        let announced = unsafe { self.begin_host_memory(call, "shared_by_host") }?;
+        let announced = unsafe { self.begin_host_memory(call) }?;
         // SAFETY: the caller's contract.
-        self.on_host_channel(&announced, |channel| unsafe { channel.shared_by_host(call) })
+        let memory = self.on_host_channel(&announced, |channel| unsafe { channel.shared_by_host(call) })?;
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        Ok(memory)
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
@@ -280,23 +289,25 @@ impl Backend for NcclComm {
 }
 
 impl NcclComm {
-    /// Announces a call that makes memory of the host.
+    /// Waits for this rank's work, and announces a call that makes memory of the host.
     ///
     /// # Safety
     /// As for [`Backend::symmetric`].
-    unsafe fn begin_host_memory(&self, call: &Call<'_>, what: &str) -> Result<AnnouncedCall> {
+    unsafe fn begin_host_memory(&self, call: &Call<'_>) -> Result<AnnouncedCall> {
         if !self.host_channel.shares_memory() {
             return Err(Error::from(UnsupportedError {
-                what: what.into(),
-                why: format!("the ranks of {} are on several hosts, whose memory they do not share", self.kind()),
-                remedy: "use a communicator on the backend ucx or mpi beside this one; memory of GPUs is `register_gpu`".into(),
+                what: call.operation.name().into(),
+                why: format!(
+                    "the job has several hosts, and its communicators on {} share no memory of one",
+                    self.kind()
+                ),
+                remedy: "use a communicator on the backend ucx or mpi beside this one".into(),
             }));
         }
         // SAFETY: the caller's contract.
         unsafe { self.prepare(call) }?;
-        let (announced, _) = self.communicator.next_collective(call, false);
-        self.communicator.control_channel.complete(self.communicator.collectives());
-        Ok(announced)
+        self.communicator.sync()?;
+        Ok(self.communicator.next_collective(call, false).0)
     }
 
     /// Announces a call that makes communicators of this one's ranks; and when it began.

@@ -10,8 +10,8 @@ use super::device::GpuDevice;
 use super::direct::{Algorithm, Direct};
 #[cfg(feature = "nccl")]
 use super::gpu_window::CopyStream;
-use super::graphs::Graphs;
 #[cfg(feature = "nccl")]
+use super::graphs::Graphs;
 use super::group;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
@@ -61,9 +61,8 @@ pub(crate) struct Communicator {
     pub(crate) ended: Arc<AtomicBool>,
     /// Counts entries into the library and returns from it: odd while a thread is inside.
     library_calls: AtomicU64,
-    /// Operations wait in an open group of some thread, at whose end the library will look at the
-    /// communicator, or it is being split. Changes only under the device's library lock, or at the end of
-    /// that.
+    /// It is a member of an open group of some thread, at whose end the library will look at it, or it is being split. Until the end of
+    /// that it is not aborted.
     pub(crate) queued: Arc<AtomicBool>,
     /// The communicator is suspended: the library has freed its GPU memory until `resume`.
     pub(crate) is_suspended: AtomicBool,
@@ -255,8 +254,7 @@ impl Communicator {
         self.library_calls.load(Ordering::Acquire)
     }
 
-    /// Sets whether an operation waits in an open group, or a split is under way. Set under the library lock;
-    /// cleared at the end of the group or split.
+    /// Sets whether it is a member of an open group, or is being split.
     pub fn set_queued(&self, queued: bool) {
         self.queued.store(queued, Ordering::Release);
     }
@@ -308,13 +306,14 @@ impl Communicator {
     }
 
     /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for
-    /// every later call. A second caller waits until that is done and gets the first error.
+    /// every later call. A second caller waits until that is done and gets the first error. A member of a group that this thread is in
+    /// is aborted at the group's end.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
         if self.control_channel.is_copy() {
             return Error::forked();
         }
-        if group::is_open() {
+        if group::is_open() && self.is_queued() {
             return self.fail_in_group(error);
         }
         let _failing = lock(&self.failing);
@@ -335,6 +334,10 @@ impl Communicator {
     pub(crate) fn fail_in_group(&self, error: Error) -> Error {
         if self.failed.get().is_none() && !super::watchdog::exits_badly() {
             self.control_channel.give_up();
+        }
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get() {
+            direct.abort();
         }
         self.failed.get_or_init(|| error).clone()
     }

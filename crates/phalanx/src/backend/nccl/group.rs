@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 thread_local! {
     static OPEN: RefCell<NcclGroup> = const { RefCell::new(NcclGroup {
-        depth: 0, members: Vec::new(), started: Vec::new(), failed: None, carrying: Vec::new()
+        depth: 0, members: Vec::new(), started: Vec::new(), failed: None
     }) };
 }
 
@@ -23,13 +23,17 @@ thread_local! {
 #[derive(Default)]
 struct NcclGroup {
     depth: usize,
-    members: Vec<Arc<Communicator>>,
+    members: Vec<Member>,
     started: Vec<EnqueuedOperation>,
     /// The failure of a communicator while operations were queued: none of them is started.
     failed: Option<Error>,
-    /// Until its end no other thread carries messages of its communicators out, or takes those in it for
-    /// complete.
-    carrying: Vec<Carrying>,
+}
+
+/// A communicator of a group.
+struct Member {
+    communicator: Arc<Communicator>,
+    /// Until the group's end no other thread carries messages of the communicator out, or takes those in it for complete.
+    carrying: Option<Carrying>,
 }
 
 /// Whether this thread is in a group.
@@ -49,8 +53,7 @@ pub(crate) fn start(communicator: &Arc<Communicator>, messages: &Arc<PostedMessa
     communicator.set_queued(true);
     OPEN.with_borrow_mut(|group| {
         group.depth += 1;
-        group.members.push(communicator.clone());
-        group.carrying.extend(carrying);
+        group.members.push(Member { communicator: communicator.clone(), carrying });
     });
     if let Some(start) = communicator.library.ncclGroupStart {
         // SAFETY: `end` follows on this thread: groups exist only inside `phalanx::group`'s own end.
@@ -60,9 +63,11 @@ pub(crate) fn start(communicator: &Arc<Communicator>, messages: &Arc<PostedMessa
 
 /// Leaves a level. The outermost starts the queued operations and finishes them, unless a communicator failed while they were `queued`.
 pub(crate) fn end(communicator: &Arc<Communicator>, queued: &Result<()>) -> Result<()> {
-    let Some(end) = communicator.library.ncclGroupEnd else { return Ok(()) };
+    let end = communicator.library.ncclGroupEnd;
     // SAFETY: the level was entered on this thread.
-    end_with(communicator, "ncclGroupEnd", queued, || unsafe { end() })
+    end_with(communicator, "ncclGroupEnd", queued, || {
+        end.map_or(ncclResult_t::Success, |end| unsafe { end() })
+    })
 }
 
 /// [`end`] by a function of the library that ends groups.
@@ -78,18 +83,21 @@ pub(crate) fn end_with(
         group.failed = group.failed.take().or_else(|| failure.cloned());
         (group.depth == 0).then(|| std::mem::take(group))
     });
-    let Some(NcclGroup { members, started, failed, carrying, .. }) = outermost else {
+    let Some(NcclGroup { members, started, failed, .. }) = outermost else {
         return communicator.progress(end(), function).map(drop);
     };
     let outcome = start_all(communicator, &members, started, failed, function, end);
-    carrying.into_iter().for_each(|messages| messages.end_group(&outcome));
+    members
+        .into_iter()
+        .filter_map(|member| member.carrying)
+        .for_each(|messages| messages.end_group(&outcome));
     outcome
 }
 
 /// Starts what was queued, with the library's end of the group.
 fn start_all(
     communicator: &Communicator,
-    members: &[Arc<Communicator>],
+    members: &[Member],
     mut started: Vec<EnqueuedOperation>,
     failed: Option<Error>,
     function: &'static str,
@@ -97,7 +105,10 @@ fn start_all(
 ) -> Result<()> {
     if let Some(failure) = &failed {
         // Before the library's locks, which a thread that aborts the failed one may hold.
-        started.iter().for_each(|one| drop(one.communicator.fail_in_group(failure.clone())));
+        for one in &started {
+            let own = one.communicator.control_channel.check().err();
+            one.communicator.fail_in_group(own.unwrap_or_else(|| failure.clone()));
+        }
     }
     let arrived = failed.map_or_else(|| wait_for_arrivals_of(&mut started), Err);
     let (arrived, ended) = {
@@ -119,7 +130,7 @@ fn start_all(
     // All fail before one is aborted.
     let started_all =
         arrived.and(ended).map_err(|error| started.iter().fold(error, |error, one| one.refused(error)));
-    members.iter().for_each(|member| member.leave_group());
+    members.iter().for_each(|member| member.communicator.leave_group());
     if let Err(error) = started_all {
         // The library has dropped all that was queued.
         started.iter_mut().for_each(EnqueuedOperation::cancel);

@@ -188,12 +188,7 @@ fn launch(
         Some(arrival) if !grouped => communicator.wait_for_arrival(arrival),
         _ => Ok(()),
     };
-    let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| {
-        if grouped {
-            communicator.set_queued(true);
-        }
-        enqueue(needs)
-    });
+    let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| enqueue(needs));
     let is_simple = needs.is_empty() && returns.is_empty();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
         // The common case: nothing to bring, nothing to keep.

@@ -8,7 +8,7 @@ use crate::control::host_channel::HostChannel;
 use crate::gpu::backoff::Backoff;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
-use crate::types::error::Result;
+use crate::types::error::{Error, Result};
 use crate::types::memory::RawStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -69,12 +69,16 @@ impl NvshmemComm {
     /// Runs a collective step on the host channel. If it fails, fails the communicator with the diagnosis.
     pub(crate) fn on_host_channel<R>(&self, step: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
         let since = RunInstant::now();
-        step(&*self.host_channel).map_err(|error| {
-            if !error.is_fatal() {
-                return error;
-            }
-            self.fail(self.control_channel.fail_after_exchange(&self.current_call(), since, error))
-        })
+        step(&*self.host_channel).map_err(|error| self.diagnose(&self.current_call(), since, error))
+    }
+
+    /// Fails the communicator after a wait on the host channel that has failed.
+    #[cold]
+    pub(crate) fn diagnose(&self, call: &AnnouncedCall, since: RunInstant, error: Error) -> Error {
+        if !error.is_fatal() {
+            return error;
+        }
+        self.fail(self.control_channel.fail_after_exchange(call, since, error))
     }
 
     /// Waits until all ranks reach this point of an operation.

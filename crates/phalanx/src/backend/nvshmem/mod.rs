@@ -45,6 +45,7 @@ use crate::contract::{
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
 use crate::control::host_window::HostChannelWindow;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
@@ -269,10 +270,16 @@ impl Backend for NvshmemComm {
     }
 
     unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
+        let since = RunInstant::now();
         self.join_call(call)?;
-        let fail = |error: Error| if error.is_fatal() { self.fail(error) } else { error };
         // SAFETY: the caller's contract.
-        Ok(Box::new(unsafe { HostChannelWindow::new(&*self.host_channel, call, fail) }?))
+        let made = unsafe { self.host_channel.symmetric(call) };
+        let window = made.map_err(|error| self.diagnose(&self.current_call(), since, error))?;
+        let fail = |rank, since, error| {
+            let number = self.collectives.load(Ordering::Relaxed);
+            self.diagnose(&AnnouncedCall::of_rank(number, Operation::WaitSignals, rank), since, error)
+        };
+        Ok(Box::new(HostChannelWindow { window, fail }))
     }
 
     unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
