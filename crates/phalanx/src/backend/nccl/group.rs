@@ -64,8 +64,8 @@ pub(crate) fn start(communicator: &Arc<Communicator>, messages: &Arc<PostedMessa
 /// Leaves a level. The outermost starts the queued operations and finishes them, unless a communicator failed while they were `queued`.
 pub(crate) fn end(communicator: &Arc<Communicator>, queued: &Result<()>) -> Result<()> {
     let end = communicator.library.ncclGroupEnd;
-    // SAFETY: the level was entered on this thread.
     end_with(communicator, "ncclGroupEnd", queued, || {
+        // SAFETY: the level was entered on this thread.
         end.map_or(ncclResult_t::Success, |end| unsafe { end() })
     })
 }
