@@ -117,7 +117,8 @@ fn abort(function: &'static str, communicator: &Communicator) {
     end(function, communicator);
     communicator.abort();
     communicator.wait_for_end_of_use();
-    if communicator.state().phase != Phase::Finalized && leave(communicator) {
+    let is_last = communicator.state().phase != Phase::Finalized && leave(communicator);
+    if is_last && settings().destroy_is_slow {
         // The last rank of a process frees the memory of all of them.
         take_time();
         context::wait_to_free(communicator.device);
