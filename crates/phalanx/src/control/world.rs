@@ -5,7 +5,6 @@ use super::heap::{Arena, HeapBlock, HeapPlace};
 use super::layout::Layout;
 use super::liveness::STOPPED;
 use super::relay::Relay;
-use super::relay::growth::{Growing, Met};
 use super::segment::{GRAIN, SAME_MEMORY, Segment, SegmentId, place};
 pub(crate) use super::segment::{Location, Mapped};
 use crate::contract::hosts::HostTopology;
@@ -107,7 +106,7 @@ impl World {
     }
 
     /// The ranks as those of several hosts, or an error: they grow over the job's store.
-    fn on_hosts(&self) -> Result<&Relay> {
+    pub fn on_hosts(&self) -> Result<&Relay> {
         match &self.kind {
             Kind::Hosts(relay) => Ok(relay),
             Kind::Threads(_) | Kind::Processes(_) => Err(Error::from(UnsupportedError {
@@ -116,26 +115,6 @@ impl World {
                 remedy: "start them as processes, with `phalanx launch`".into(),
             })),
         }
-    }
-
-    /// An error if so many of its ranks, on several hosts, cannot take in so many others.
-    pub fn check_growth(&self, ranks: usize, joiners: usize) -> Result<()> {
-        self.on_hosts()?.check_growth(ranks, joiners)
-    }
-
-    /// Meets the other members of a communicator that grows, and the new ranks.
-    pub fn meet_joiners(
-        &self,
-        growing: &Growing,
-        timeout: Duration,
-        check: &dyn Fn() -> Result<()>,
-    ) -> Result<Met> {
-        self.on_hosts()?.meet_joiners(growing, timeout, check)
-    }
-
-    /// Waits until all ranks of this world, of a communicator that has grown, have it.
-    pub fn settle_growth(&self, timeout: Duration) -> Result<()> {
-        self.on_hosts()?.settle_growth(timeout)
     }
 
     /// Where the ranks of the world are; `None` if all are on this host.

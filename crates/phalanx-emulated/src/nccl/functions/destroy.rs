@@ -101,12 +101,8 @@ fn destroy(communicator: &Communicator) -> Result<(), Stopped> {
     communicator.wait_for_graphs()
 }
 
-/// Takes the time that `EMULATED_DESTROY` asks for.
-fn take_time() {
-    if settings().destroy_is_slow {
-        std::thread::sleep(Duration::from_millis(500));
-    }
-}
+/// How long a communicator is freed where `EMULATED_DESTROY` asks for it.
+const FREEING: Duration = Duration::from_millis(500);
 
 fn abort(function: &'static str, communicator: &Communicator) {
     if settings().abort_hangs {
@@ -120,7 +116,7 @@ fn abort(function: &'static str, communicator: &Communicator) {
     let is_last = communicator.state().phase != Phase::Finalized && leave(communicator);
     if is_last && settings().destroy_is_slow {
         // The last rank of a process frees the memory of all of them.
-        take_time();
+        std::thread::sleep(FREEING);
         context::wait_to_free(communicator.device);
     }
     communicator.close();
@@ -152,7 +148,9 @@ nccl! {
         }
         let freeing = Freeing::begin();
         end(FUNCTION, &communicator);
-        take_time();
+        if settings().destroy_is_slow {
+            std::thread::sleep(FREEING);
+        }
         let result = destroy(&communicator).map_err(|Stopped| INTERNAL_ERROR);
         communicator.close();
         drop(freeing);

@@ -16,7 +16,7 @@ impl HostComm {
     pub(super) fn check_joiners(&self, joiners: usize) -> Result<()> {
         let (world, ranks) = (&self.endpoint.world, self.endpoint.ranks);
         if !world.is_processes() {
-            return world.check_growth(ranks, joiners);
+            return world.on_hosts()?.check_growth(ranks, joiners);
         }
         let world_size = ranks.saturating_add(joiners);
         match world_size > MAX_HOST_RANKS {
@@ -39,8 +39,11 @@ impl HostComm {
         let Some(job) = self.endpoint.world.job() else {
             let growing = Growing { number, backend, reproducible: false, rank, members, joiners };
             let deadline = after(Instant::now(), timeout);
-            let met =
-                self.endpoint.world.meet_joiners(&growing, timeout, &|| self.endpoint.check_peers_live())?;
+            let met = self
+                .endpoint
+                .world
+                .on_hosts()?
+                .meet_joiners(&growing, timeout, &|| self.endpoint.check_peers_live())?;
             let grown = HostComm::grown(met, deadline.saturating_duration_since(Instant::now()))?;
             grown.set_timeout(self.timeout());
             return Ok((grown, number));
@@ -69,7 +72,7 @@ impl HostComm {
     pub fn grown(met: Met, timeout: Duration) -> Result<HostComm> {
         let deadline = after(Instant::now(), timeout);
         let grown = HostComm::new(Endpoint::over(met.store, met.rank, met.topology, timeout)?);
-        grown.endpoint.world.settle_growth(deadline.saturating_duration_since(Instant::now()))?;
+        grown.endpoint.world.on_hosts()?.settle_growth(deadline.saturating_duration_since(Instant::now()))?;
         Ok(grown)
     }
 }

@@ -90,11 +90,8 @@ impl Backend for NcclComm {
             return unsafe { operation::collective(&self.communicator, call) };
         }
         // A barrier or finalize: this rank's work is complete, and all ranks arrive. Or what the ranks combine on the host.
-        self.communicator.sync()?;
-        let (announced, _) = self.communicator.next_collective(call, false);
         // SAFETY: the caller's contract.
-        self.on_host_channel(&announced, |channel| unsafe { channel.collective(call) })?;
-        self.communicator.control_channel.complete(self.communicator.collectives());
+        self.all_arrive(call, |channel| unsafe { channel.collective(call) })?;
         if call.operation == Operation::Finalize {
             self.communicator.all_leave.store(true, Ordering::Release);
         }
@@ -165,13 +162,11 @@ impl Backend for NcclComm {
     }
 
     unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
-        let since = RunInstant::now();
+        self.check_shared_memory(call)?;
         // SAFETY: the caller's contract.
-        let announced = unsafe { self.begin_host_memory(call) }?;
+        unsafe { self.prepare(call) }?;
         // SAFETY: the caller's contract.
-        let made = unsafe { self.host_channel.symmetric(call) };
-        let window = made.map_err(|error| self.communicator.diagnose(&announced, since, error))?;
-        self.communicator.control_channel.complete(self.communicator.collectives());
+        let window = self.all_arrive(call, |channel| unsafe { channel.symmetric(call) })?;
         let fail = |rank, since, error| {
             let wait = AnnouncedCall::of_rank(self.communicator.collectives(), Operation::WaitSignals, rank);
             self.communicator.diagnose(&wait, since, error)
@@ -180,12 +175,11 @@ impl Backend for NcclComm {
     }
 
     unsafe fn shared_by_host(&self, call: &Call<'_>) -> Result<Box<dyn HostMemory>> {
+        self.check_shared_memory(call)?;
         // SAFETY: the caller's contract.
-        let announced = unsafe { self.begin_host_memory(call) }?;
+        unsafe { self.prepare(call) }?;
         // SAFETY: the caller's contract.
-        let memory = self.on_host_channel(&announced, |channel| unsafe { channel.shared_by_host(call) })?;
-        self.communicator.control_channel.complete(self.communicator.collectives());
-        Ok(memory)
+        self.all_arrive(call, |channel| unsafe { channel.shared_by_host(call) })
     }
 
     unsafe fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn Backend>>> {
@@ -289,25 +283,32 @@ impl Backend for NcclComm {
 }
 
 impl NcclComm {
-    /// Waits for this rank's work, and announces a call that makes memory of the host.
-    ///
-    /// # Safety
-    /// As for [`Backend::symmetric`].
-    unsafe fn begin_host_memory(&self, call: &Call<'_>) -> Result<AnnouncedCall> {
-        if !self.host_channel.shares_memory() {
-            return Err(Error::from(UnsupportedError {
-                what: call.operation.name().into(),
-                why: format!(
-                    "the job has several hosts, and its communicators on {} share no memory of one",
-                    self.kind()
-                ),
-                remedy: "use a communicator on the backend ucx or mpi beside this one".into(),
-            }));
+    /// An error in a job of several hosts, for a call that makes memory which the ranks share.
+    fn check_shared_memory(&self, call: &Call<'_>) -> Result<()> {
+        if self.host_channel.shares_memory() {
+            return Ok(());
         }
-        // SAFETY: the caller's contract.
-        unsafe { self.prepare(call) }?;
+        Err(Error::from(UnsupportedError {
+            what: call.operation.name().into(),
+            why: format!(
+                "the job has several hosts, and its communicators on {} share no memory of one",
+                self.kind()
+            ),
+            remedy: "use a communicator on the backend ucx or mpi beside this one".into(),
+        }))
+    }
+
+    /// A call for which this rank's work is complete and all ranks arrive on the host channel.
+    fn all_arrive<'c, R>(
+        &'c self,
+        call: &Call<'_>,
+        operation: impl FnOnce(&'c dyn HostChannel) -> Result<R>,
+    ) -> Result<R> {
         self.communicator.sync()?;
-        Ok(self.communicator.next_collective(call, false).0)
+        let (announced, _) = self.communicator.next_collective(call, false);
+        let answer = self.on_host_channel(&announced, operation)?;
+        self.communicator.control_channel.complete(self.communicator.collectives());
+        Ok(answer)
     }
 
     /// Announces a call that makes communicators of this one's ranks; and when it began.

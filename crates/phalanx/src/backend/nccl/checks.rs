@@ -108,10 +108,10 @@ impl NcclComm {
     }
 
     /// A wait for the other ranks on the host channel. Its failure is the communicator's.
-    pub(super) fn on_host_channel<R>(
-        &self,
+    pub(super) fn on_host_channel<'c, R>(
+        &'c self,
         announced: &AnnouncedCall,
-        operation: impl FnOnce(&dyn HostChannel) -> Result<R>,
+        operation: impl FnOnce(&'c dyn HostChannel) -> Result<R>,
     ) -> Result<R> {
         let since = RunInstant::now();
         operation(&*self.host_channel).map_err(|error| self.communicator.diagnose(announced, since, error))

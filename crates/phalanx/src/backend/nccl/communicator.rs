@@ -12,7 +12,6 @@ use super::direct::{Algorithm, Direct};
 use super::gpu_window::CopyStream;
 #[cfg(feature = "nccl")]
 use super::graphs::Graphs;
-use super::group;
 use super::library::Library;
 use super::library_lock::LibraryGuard;
 use super::memory::{Handle, free};
@@ -306,17 +305,16 @@ impl Communicator {
     }
 
     /// Fails the communicator for all ranks: aborts it, so that work on the GPU ends, and keeps the error for
-    /// every later call. A second caller waits until that is done and gets the first error. A member of a group that this thread is in
-    /// is aborted at the group's end.
+    /// every later call. A second caller waits until that is done and gets the first error. A member of an open group is aborted at the
+    /// group's end.
     #[cold]
     pub fn fail(&self, error: Error) -> Error {
         if self.control_channel.is_copy() {
             return Error::forked();
         }
-        if group::is_open() && self.is_queued() {
-            return self.fail_in_group(error);
-        }
-        let _failing = lock(&self.failing);
+        // A member of an open group is aborted at its end: there is nothing to wait for. An abort may wait for the GPU of a rank that waits
+        // for this one in another communicator.
+        let _failing = (!self.is_queued()).then(|| lock(&self.failing));
         if self.failed.get().is_none() {
             // At such an exit the communicator has been ended under this operation: the others are to see that the process is gone, and
             // not that it has aborted.
@@ -324,20 +322,6 @@ impl Communicator {
                 self.control_channel.give_up();
             }
             self.abort();
-        }
-        self.failed.get_or_init(|| error).clone()
-    }
-
-    /// Fails a member of an open group for all ranks, and leaves the abort to the group's end. An abort may wait for the GPU of a
-    /// rank that waits for this one in another communicator.
-    #[cold]
-    pub(crate) fn fail_in_group(&self, error: Error) -> Error {
-        if self.failed.get().is_none() && !super::watchdog::exits_badly() {
-            self.control_channel.give_up();
-        }
-        #[cfg(feature = "nccl")]
-        if let Some(direct) = self.direct.get() {
-            direct.abort();
         }
         self.failed.get_or_init(|| error).clone()
     }

@@ -107,7 +107,7 @@ fn start_all(
         // Before the library's locks, which a thread that aborts the failed one may hold.
         for one in &started {
             let own = one.communicator.control_channel.check().err();
-            one.communicator.fail_in_group(own.unwrap_or_else(|| failure.clone()));
+            one.communicator.fail(own.unwrap_or_else(|| failure.clone()));
         }
     }
     let arrived = failed.map_or_else(|| wait_for_arrivals_of(&mut started), Err);

@@ -67,7 +67,10 @@ impl NvshmemComm {
     }
 
     /// Runs a collective step on the host channel. If it fails, fails the communicator with the diagnosis.
-    pub(crate) fn on_host_channel<R>(&self, step: impl FnOnce(&dyn HostChannel) -> Result<R>) -> Result<R> {
+    pub(crate) fn on_host_channel<'c, R>(
+        &'c self,
+        step: impl FnOnce(&'c dyn HostChannel) -> Result<R>,
+    ) -> Result<R> {
         let since = RunInstant::now();
         step(&*self.host_channel).map_err(|error| self.diagnose(&self.current_call(), since, error))
     }

@@ -45,7 +45,6 @@ use crate::contract::{
 use crate::control::control_channel::{AnnouncedCall, ControlChannel};
 use crate::control::host_channel::HostChannel;
 use crate::control::host_window::HostChannelWindow;
-use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use crate::types::memory::Allocation;
@@ -270,11 +269,9 @@ impl Backend for NvshmemComm {
     }
 
     unsafe fn symmetric(&self, call: &Call<'_>) -> Result<Box<dyn Window + '_>> {
-        let since = RunInstant::now();
         self.join_call(call)?;
         // SAFETY: the caller's contract.
-        let made = unsafe { self.host_channel.symmetric(call) };
-        let window = made.map_err(|error| self.diagnose(&self.current_call(), since, error))?;
+        let window = self.on_host_channel(|channel| unsafe { channel.symmetric(call) })?;
         let fail = |rank, since, error| {
             let number = self.collectives.load(Ordering::Relaxed);
             self.diagnose(&AnnouncedCall::of_rank(number, Operation::WaitSignals, rank), since, error)

@@ -23,8 +23,11 @@ impl UcxComm {
         let deadline = after(Instant::now(), timeout);
         let (backend, reproducible) = (BackendKind::Ucx, self.link.world.reproducible);
         let growing = Growing { number, backend, reproducible, rank, members, joiners };
-        let met =
-            self.endpoint.world.meet_joiners(&growing, timeout, &|| self.endpoint.check_peers_live())?;
+        let met = self
+            .endpoint
+            .world
+            .on_hosts()?
+            .meet_joiners(&growing, timeout, &|| self.endpoint.check_peers_live())?;
         let left = deadline.saturating_duration_since(Instant::now());
         let grown = UcxComm::grown(met, self.link.world.meet_here.clone(), left)?;
         grown.set_timeout(self.endpoint.timeout());
@@ -44,7 +47,7 @@ impl UcxComm {
             ),
             false => error,
         })?;
-        grown.endpoint.world.settle_growth(deadline.saturating_duration_since(Instant::now()))?;
+        grown.endpoint.world.on_hosts()?.settle_growth(deadline.saturating_duration_since(Instant::now()))?;
         Ok(grown)
     }
 }

@@ -321,7 +321,7 @@ impl Backend for UcxComm {
     }
 
     fn check_growth(&self, joiners: usize) -> Result<()> {
-        self.endpoint.world.check_growth(self.endpoint.ranks, joiners)
+        self.endpoint.world.on_hosts()?.check_growth(self.endpoint.ranks, joiners)
     }
 
     unsafe fn grow(&self, joiners: usize) -> Result<(Box<dyn Backend>, u64)> {

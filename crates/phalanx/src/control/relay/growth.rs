@@ -3,7 +3,7 @@
 //! 1. The members connect to the store again, with a number that they agree on before. New ranks get the places behind them.
 //! 2. All introduce themselves ([`Relay::meet_joiners`], [`enter`]), and so learn which ranks share hosts.
 //! 3. Each makes its end of the new communicator.
-//! 4. All say that they have one ([`World::settle_growth`](crate::control::world::World::settle_growth)). The store answers all of them
+//! 4. All say that they have one ([`Relay::settle_growth`]). The store answers all of them
 //!    alike: the communicator counts, or nobody goes on with it.
 
 use super::Relay;
