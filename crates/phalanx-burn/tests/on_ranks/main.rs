@@ -18,6 +18,7 @@ use phalanx_testkit::{Outcome, Scenario, gpus};
 use std::cell::RefCell;
 use std::process::ExitCode;
 use std::sync::{LazyLock, Mutex};
+use std::time::Duration;
 
 /// What each rank does, by name.
 type Case = (&'static str, fn(&Ranks) -> Result<()>);
@@ -79,7 +80,9 @@ fn main() -> ExitCode {
             trials.push(Trial::test(format!("threads/{name}/{count}"), move || on_threads(count, case)));
             let launch = move || {
                 let launch = Launch::new("case", count).arg(name);
-                if *ON_GPUS { launch.on_gpus().env("PHALANX_BACKEND", "nccl") } else { launch }
+                // burn compiles each kernel at its first use.
+                let on_gpus = |launch: Launch| launch.on_gpus().deadline(Duration::from_secs(300));
+                if *ON_GPUS { on_gpus(launch).env("PHALANX_BACKEND", "nccl") } else { launch }
             };
             let run = move || Ok(launch().reports().map(drop)?);
             trials.push(Trial::test(format!("processes/{name}/{count}"), run));

@@ -43,6 +43,7 @@ struct Part {
 #[derive(Debug, Clone, Copy)]
 struct Arguments {
     abort: u64,
+    lanes: u64,
     parts: [Part; MOST],
     messages: [Message; MOST],
 }
@@ -86,14 +87,13 @@ impl Arguments {
     }
 }
 
-/// The steps of a message that a lane has, and where one begins.
-fn steps_of(protocol: &Protocol, bytes: u64, lane: usize) -> u64 {
-    let total = bytes.div_ceil(protocol.bytes() as u64) as usize;
-    total.saturating_sub(lane).div_ceil(protocol.lanes / 2) as u64
+/// The steps of a message that one of so many lanes has, and where one begins.
+fn steps_of(protocol: &Protocol, bytes: u64, lane: usize, lanes: u64) -> u64 {
+    bytes.div_ceil(protocol.bytes() as u64).saturating_sub(lane as u64).div_ceil(lanes)
 }
 
-fn start_of(protocol: &Protocol, index: u64, lane: usize) -> u64 {
-    (index * (protocol.lanes / 2) as u64 + lane as u64) * protocol.bytes() as u64
+fn start_of(protocol: &Protocol, index: u64, lane: usize, lanes: u64) -> u64 {
+    (index * lanes + lane as u64) * protocol.bytes() as u64
 }
 
 /// What a warp does: the one peer has the number 0.
@@ -103,13 +103,13 @@ async fn share(a: &Arguments, grid: &Grid, part: &Part, protocol: &'static Proto
     let mut lane = Lane::open(grid, protocol, number, pairs).of_messages();
     let mut step = protocol.step();
     let (mut nth, messages) = (0, a.messages(part));
-    let rest: u64 = messages.iter().map(|message| steps_of(protocol, message.bytes, number)).sum();
+    let rest: u64 = messages.iter().map(|message| steps_of(protocol, message.bytes, number, a.lanes)).sum();
     if part.sends == 0 {
         lane.tell(0, 0);
     }
     for message in messages {
-        for i in 0..steps_of(protocol, message.bytes, number) {
-            let start = start_of(protocol, i, number);
+        for i in 0..steps_of(protocol, message.bytes, number, a.lanes) {
+            let start = start_of(protocol, i, number, a.lanes);
             nth += 1;
             if part.sends != 0 {
                 load_step(&mut step, message.buffer, message.bytes, start);

@@ -31,6 +31,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/graphs", graphs),
     Scenario::rank("own_kernels/messages", messages_of_all_sizes),
     Scenario::rank("own_kernels/exchanges", exchanges),
+    Scenario::rank("own_kernels/messages_on_streams", messages_on_streams),
     Scenario::rank("own_kernels/streams", on_streams),
     Scenario::rank("own_kernels/synced", synced),
     Scenario::rank("own_kernels/crossed", crossed),
@@ -44,7 +45,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
 type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
 
-const WORLDS: [Worlds; 11] = [
+const WORLDS: [Worlds; 12] = [
     (
         "shapes",
         &[
@@ -72,6 +73,7 @@ const WORLDS: [Worlds; 11] = [
         &[("ll", "threads", 2), ("auto", "processes", 2), ("ll128", "processes", 3), ("auto", "threads", 4)],
     ),
     ("exchanges", &[("ll", "processes", 2), ("ll128", "threads", 3), ("auto", "threads", 4)]),
+    ("messages_on_streams", &[("auto", "threads", 2), ("ll128", "processes", 2), ("auto", "threads", 3)]),
     ("streams", &[("ll", "processes", 2), ("ll128", "threads", 4)]),
     ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
@@ -373,8 +375,7 @@ fn graphs(comm: Comm, _: &[String]) -> Outcome {
 fn messages_of_all_sizes(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-    let most = if comm.world_size() > 2 { 200_000 } else { 3_000_000 };
-    for (len, shift) in [(1, 3), (959, 1), (961, 2), (4099, 0), (100_000, 1), (most, 0)] {
+    for (len, shift) in [(1, 3), (959, 1), (961, 2), (4099, 0), (100_000, 1), (3_000_000, 0)] {
         let values = |from: usize| random::values::<u8>((len + from) as u64, len);
         let what = |how: &str| format!("{len} bytes at {shift}, {how}");
         let part = shift..shift + len;
@@ -404,6 +405,35 @@ fn messages_of_all_sizes(comm: Comm, _: &[String]) -> Outcome {
         let mut sum = shifted(&comm, &[rank as u8 + 1], 0)?;
         must("all_reduce", comm.all_reduce_in_place(&mut sum.slice_mut(..1), ReduceOp::Sum))?;
         same(what("between"), &unshifted(&comm, &sum, 0)?, &[(ranks * (ranks + 1) / 2) as u8])?;
+    }
+    done()
+}
+
+/// Messages of a group on several streams, each longer than the FIFOs: nothing waits for what is sent or received on another.
+fn messages_on_streams(comm: Comm, _: &[String]) -> Outcome {
+    const LEN: usize = 3_000_000;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let streams: Vec<_> = (0..2).map(|_| new_stream(&comm)).collect::<Result<_, _>>()?;
+    let on: Vec<_> = streams.iter().map(|stream| must("on", comm.on(stream))).collect::<Result<_, _>>()?;
+    let values = |from: usize, number: usize| random::values::<u8>((10 * from + number) as u64, LEN);
+    let upload =
+        |number: usize, values: &[u8]| streams[number].clone_htod(values).context(|| "upload".into());
+    for round in 0..3 {
+        let sent = [upload(0, &values(rank, round))?, upload(1, &values(rank, round + 1))?];
+        let mut received = [upload(0, &[3; LEN])?, upload(1, &[3; LEN])?];
+        let grouped = phalanx::group(|g| {
+            for (on, (from, to)) in on.iter().zip(sent.iter().zip(&mut received)) {
+                g.on(on).send(from, next)?;
+                g.on(on).recv(to, before)?;
+            }
+            Ok(())
+        });
+        must("group", grouped)?;
+        for (number, buffer) in received.iter().enumerate() {
+            let got = streams[number].clone_dtoh(buffer).context(|| "download".into())?;
+            same(format!("stream {number}, round {round}"), &got, &values(before, round + number))?;
+        }
     }
     done()
 }

@@ -378,6 +378,11 @@ fn captured_by_the_program(comm: Comm, _: &[String]) -> Outcome {
     refuses("host memory", on.all_reduce_in_place(&mut host, ReduceOp::Sum));
     let message = [1.0f32; 10];
     refuses("messages of the host", on.send_recv(&message, right, &mut host[..10], left));
+    let mixed = phalanx::group(|g| {
+        g.on(&on).send(&untracked, right)?;
+        g.on(&comm).recv(&mut other, left)
+    });
+    refuses("a group with a stream that is not captured", mixed);
     must("what can be captured", on.all_reduce_in_place(&mut untracked, ReduceOp::Sum))?;
     refuses("sync", on.sync());
     refuses("barrier", on.barrier());

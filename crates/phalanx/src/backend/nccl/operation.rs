@@ -9,7 +9,7 @@ use super::staging::{Return, Stage};
 use crate::contract::{Call, Direction, Operation, Transfer};
 use crate::control::control_channel::AnnouncedCall;
 use crate::os::RunInstant;
-use crate::types::error::{Error, Result};
+use crate::types::error::{Error, Result, UsageError};
 use crate::types::memory::{RawStream, Space};
 use std::sync::Arc;
 
@@ -236,6 +236,21 @@ fn refuse_captured(communicator: &Communicator, stream: RawStream) -> Result<()>
     communicator.device.refuse_captured(stream, "host memory", remedy)
 }
 
+/// Messages that start together start now, or when a graph is launched.
+fn refuse_partly_captured(communicator: &Communicator, transfers: &[Transfer]) -> Result<()> {
+    let Some((first, others)) = transfers.split_first() else { return Ok(()) };
+    let device = &communicator.device;
+    for transfer in others.iter().filter(|transfer| transfer.stream != first.stream) {
+        let _current = device.enter();
+        if device.is_captured(transfer.stream)? != device.is_captured(first.stream)? {
+            let what = "one of the streams of a group's messages";
+            let remedy = "capture all of the group's streams, or none; nccl::Graph captures a whole group";
+            return Err(UsageError::Captured { what, remedy }.into());
+        }
+    }
+    Ok(())
+}
+
 /// Brings host memory to the device: the call with the addresses there.
 ///
 /// # Safety
@@ -295,6 +310,7 @@ pub(crate) unsafe fn messages(
     communicator.check_awake(Operation::Send)?;
     let mut on_host = transfers.iter().filter(|transfer| transfer.space == Space::Host);
     on_host.try_for_each(|transfer| refuse_captured(communicator, transfer.stream))?;
+    refuse_partly_captured(communicator, transfers)?;
     let mut returns = Vec::new();
     // SAFETY: the caller's contract.
     let moved =

@@ -18,30 +18,32 @@ struct Part {
 };
 struct Arguments {
     const u32* abort;  // not 0: give up
+    u64 lanes;         // of a part: the same on both sides of a pair
     Part parts[MOST];  // first those that send, so that they run where not all blocks do
     Message messages[MOST];
 };
 
-// A warp's share of a part: of each message the steps lane, lane + LANES, ... Half of the lanes are used, so that both directions of a
-// pair take as many warps as a collective.
+// A warp's share of a part: of each message the steps lane, lane + lanes, ... The lanes of all parts that a launch may have are as many as a
+// collective's, so that all of them run at once.
 template <class P> struct Share {
     const Arguments& a;
     const Part& part;
     Lane<P> lane;
-    static constexpr u32 LANES = P::LANES / 2;
+    const u32 lanes;
 
     // The one peer has the number 0.
-    __device__ __forceinline__ Share(const Arguments& a) : a(a), part(a.parts[blockIdx.y]) {
+    __device__ __forceinline__ Share(const Arguments& a) : a(a), part(a.parts[blockIdx.y]), lanes((u32)a.lanes) {
         const u32 number = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
         lane.open(threadIdx.x % 32 == 0 ? part.own : nullptr, number, a.abort, MESSAGE);
     }
 
     __device__ __forceinline__ u32 steps(const Message& message) const {
         const u32 total = (u32)((message.bytes + P::BYTES - 1) / P::BYTES);
-        return lane.lane >= total ? 0 : (total - lane.lane + LANES - 1) / LANES;
+        if (total <= lanes) return lane.lane < total;
+        return lane.lane >= total ? 0 : (total - lane.lane + lanes - 1) / lanes;
     }
 
-    static __device__ __forceinline__ u64 start(u32 index, u32 lane) { return (u64)(index * LANES + lane) * P::BYTES; }
+    __device__ __forceinline__ u64 start(u32 index) const { return (u64)(index * lanes + lane.lane) * P::BYTES; }
 
     __device__ __forceinline__ void send() {
         u32 nth = 0;
@@ -50,12 +52,12 @@ template <class P> struct Share {
             const Message& message = a.messages[part.first + m];
             const u32 count = steps(message);
             u64 v[P::UNITS], next[P::UNITS];
-            if (count > 0) load_step<P>(next, message.buffer + start(0, lane.lane), (long long)(message.bytes - start(0, lane.lane)));
+            if (count > 0) load_step<P>(next, message.buffer + start(0), (long long)(message.bytes - start(0)));
 #pragma unroll 1
             for (u32 i = 0; i < count; i++) {
 #pragma unroll
                 for (u32 u = 0; u < P::UNITS; u++) v[u] = next[u];
-                const u64 following = start(i + 1, lane.lane);
+                const u64 following = start(i + 1);
                 if (i + 1 < count) load_step<P>(next, message.buffer + following, (long long)(message.bytes - following));
                 lane.send(part.remote, 0, v, ++nth);
                 if (lane.aborted) return;
@@ -79,7 +81,7 @@ template <class P> struct Share {
                 if (!lane.receive(part.own, 1, 0, v, ++nth)) return;
                 // The next call tells of the last ones.
                 if (nth + DEPTH <= rest) lane.tell(part.remote, 0, nth);
-                store_step<P>(v, message.buffer + start(i, lane.lane), (long long)(message.bytes - start(i, lane.lane)));
+                store_step<P>(v, message.buffer + start(i), (long long)(message.bytes - start(i)));
             }
         }
         if (lane.peer) lane.end_receives(nth);

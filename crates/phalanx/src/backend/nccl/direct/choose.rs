@@ -137,12 +137,10 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
     let peers = topology.ranks - 1;
     let limit = match call.operation {
         _ if !topology.nvlink => LONGEST_LL,
-        AllReduce => LONGEST_ALL_REDUCE / topology.ranks.min(4),
-        _ if topology.ranks == 2 => LONGEST_BETWEEN_TWO,
-        AllGather | AllGatherV => LONGEST_GATHERED,
-        AllToAll => LONGEST_TO_EACH / peers,
-        Broadcast | Reduce | Gather | GatherV | Scatter | ScatterV => LONGEST_OF_ROOT / peers,
-        _ => LONGEST,
+        AllReduce => LONGEST / topology.ranks.min(4),
+        Broadcast | Reduce if peers > 1 => LONGEST_OF_ROOT / peers,
+        Gather | GatherV | Scatter | ScatterV if peers > 1 => LONGEST_BLOCK_OF_ROOT / peers,
+        _ => LONGEST / topology.ranks,
     };
     if longest > limit && !only_own {
         return None;
@@ -156,7 +154,7 @@ pub(crate) fn choose(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorith
 /// The kernel that sums rows and normalises them, by LL128 in one hop; without it they are summed by an all_reduce.
 fn fused(call: &Call<'_>, topology: &GpuTopology) -> Option<Algorithm> {
     let (bytes, peers) = (call.blocks.longest() * call.dtype.size(), topology.ranks - 1);
-    let limit = if topology.ranks == 2 { LONGEST } else { ONE_HOP / peers };
+    let limit = if topology.ranks == 2 { LONGEST_ROWS } else { ONE_HOP / peers };
     let is_wanted = match topology.algorithm {
         GpuAlgorithm::Auto => bytes <= limit,
         algorithm => algorithm == GpuAlgorithm::Ll128,

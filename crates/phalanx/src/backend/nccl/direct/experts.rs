@@ -235,6 +235,7 @@ impl Communicator {
                 threads: 32 * EXPERT_WARPS as u32,
                 stream: call.stream,
                 beside: None,
+                joined: Vec::new(),
                 arguments: KernelArguments::Experts(*arguments),
             };
             // SAFETY: the caller's contract; the scratch lives until all ranks have left it.

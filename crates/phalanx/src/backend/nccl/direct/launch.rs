@@ -60,6 +60,8 @@ pub(crate) struct KernelLaunch {
     pub(super) stream: RawStream,
     /// The stream beside whose work it runs, if that is not its own: behind what was enqueued there before.
     pub(super) beside: Option<RawStream>,
+    /// Other streams that it follows, and that follow it.
+    pub(super) joined: Vec<RawStream>,
     pub(super) arguments: KernelArguments,
 }
 
@@ -162,6 +164,20 @@ pub(crate) unsafe fn launch(device: &GpuDevice, launch: &KernelLaunch) -> Result
     })
 }
 
+/// Makes what follows on a stream wait for what is in another. A stream that is gone has no work.
+fn follow(
+    device: &GpuDevice,
+    before: RawStream,
+    after: RawStream,
+    stream_of: impl Fn(RawStream) -> Option<GpuStream>,
+) -> Result<()> {
+    let (Some(before), Some(after)) = (stream_of(before), stream_of(after)) else { return Ok(()) };
+    let _current = device.enter();
+    let event = GpuEvent::new(device)?;
+    event.record(&before)?;
+    event.hold(&after)
+}
+
 impl Direct {
     /// The own kernel for a call; `None` if the library carries it out.
     #[inline]
@@ -191,7 +207,15 @@ impl Direct {
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         let (blocks, threads) = ([lanes.div_ceil(warps) as u32, 1], 32 * warps as u32);
         let arguments = KernelArguments::Collective(arguments);
-        Ok(KernelLaunch { kernel, blocks, threads, stream: call.stream, beside: None, arguments })
+        Ok(KernelLaunch {
+            kernel,
+            blocks,
+            threads,
+            stream: call.stream,
+            beside: None,
+            joined: Vec::new(),
+            arguments,
+        })
     }
 
     /// Enqueues a launch, behind the kernels before.
@@ -206,11 +230,15 @@ impl Direct {
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
         match prepared.beside {
-            None => self.come_after(device, prepared.stream, stream_of)?,
-            Some(main) => self.leave(device, main, prepared.stream, stream_of)?,
+            None => self.come_after(device, prepared.stream, &stream_of)?,
+            Some(main) => self.leave(device, main, prepared.stream, &stream_of)?,
+        }
+        for other in &prepared.joined {
+            follow(device, *other, prepared.stream, &stream_of)?;
         }
         // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
-        unsafe { launch(device, prepared) }
+        unsafe { launch(device, prepared) }?;
+        prepared.joined.iter().try_for_each(|other| follow(device, prepared.stream, *other, &stream_of))
     }
 
     pub(super) fn loaded(&self, device: &GpuDevice, module: KernelModule) -> Result<&Kernels> {
@@ -234,12 +262,7 @@ impl Direct {
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
         self.come_after(device, main, &stream_of)?;
-        if let (Some(from), Some(to)) = (stream_of(main), stream_of(side)) {
-            let _current = device.enter();
-            let event = GpuEvent::new(device)?;
-            event.record(&from)?;
-            event.hold(&to)?;
-        }
+        follow(device, main, side, stream_of)?;
         lock(&self.order).last = Some(side);
         Ok(())
     }
@@ -254,16 +277,15 @@ impl Direct {
         let mut order = lock(&self.order);
         let before = order.last.replace(stream);
         let Some(before) = before.filter(|before| *before != stream) else { return Ok(()) };
-        // A stream that is gone has no work.
-        let (Some(before), Some(stream)) = (stream_of(before), stream_of(stream)) else { return Ok(()) };
-        let _current = device.enter();
-        // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
-        if device.is_captured(before.raw())? != device.is_captured(stream.raw())? {
+        if stream_of(before).is_none() {
             return Ok(());
         }
-        let event = GpuEvent::new(device)?;
-        event.record(&before)?;
-        event.hold(&stream)
+        let _current = device.enter();
+        // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
+        if device.is_captured(before)? != device.is_captured(stream)? {
+            return Ok(());
+        }
+        follow(device, before, stream, stream_of)
     }
 
     fn arguments(&self, rank: usize, call: &Call<'_>, algorithm: Algorithm) -> Arguments {

@@ -3,7 +3,7 @@
 use super::choose::{GpuAlgorithm, GpuTopology, Protocol};
 use super::launch::{KernelArguments, KernelLaunch};
 use super::setup::Direct;
-use super::tunables::{INBOX_BYTES, LONGEST_BETWEEN_TWO, LONGEST_LL, MAX_RANKS, MESSAGES, SPREAD, WARPS};
+use super::tunables::{INBOX_BYTES, LONGEST_LL, LONGEST_MESSAGE, MAX_RANKS, MESSAGES, SPREAD, WARPS};
 use crate::backend::nccl::device::GpuDevice;
 use crate::backend::nccl::parts::Part;
 use crate::contract::Direction;
@@ -35,12 +35,24 @@ struct PartArgument {
 #[repr(C)]
 pub(super) struct MessageArguments {
     abort: u64,
+    lanes: u64,
     parts: [PartArgument; MESSAGES],
     messages: [MessageArgument; MESSAGES],
 }
 
 fn is_send(message: &Part) -> bool {
     matches!(message.direction, Direction::Send(_))
+}
+
+/// The streams of messages that are not the first one's.
+fn other_streams(messages: &[&Part]) -> Vec<RawStream> {
+    let mut streams = Vec::new();
+    for stream in messages.iter().map(|message| message.stream) {
+        if stream != messages[0].stream && !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+    streams
 }
 
 /// The messages of each launch. Messages that need several launches are cut into rounds: the n-th message to and from each peer is of round
@@ -71,14 +83,8 @@ fn in_launches(messages: Vec<&Part>) -> Vec<Vec<&Part>> {
 impl Direct {
     /// Whether an own kernel carries a message out: both its ends decide alike, by its length.
     pub fn carries(&self, message: &Part, rank: usize) -> bool {
-        let GpuTopology { ranks, nvlink, algorithm } = self.topology;
-        let protocol = self.topology.protocol_of_rows();
-        // Among more than two, all blocks of all peers run at once.
-        let longest = match ranks {
-            _ if !nvlink => LONGEST_LL,
-            2 => LONGEST_BETWEEN_TWO,
-            _ => protocol.lanes() / 2 * protocol.step() / (ranks - 1),
-        };
+        let GpuTopology { nvlink, algorithm, .. } = self.topology;
+        let longest = if nvlink { LONGEST_MESSAGE } else { LONGEST_LL };
         let is_between_two = message.bytes > 0 && message.peer != rank;
         is_between_two && algorithm != GpuAlgorithm::Nccl && message.bytes <= longest
     }
@@ -90,25 +96,14 @@ impl Direct {
         rank: usize,
         messages: &[Part],
     ) -> Result<Vec<KernelLaunch>> {
-        let mut streams: Vec<RawStream> = Vec::new();
-        for message in messages {
-            if !streams.contains(&message.stream) {
-                streams.push(message.stream);
-            }
-        }
-        // Kernels on several streams follow one another. What is sent first waits for nothing but its room.
-        let phases: &[&[bool]] = if streams.len() > 1 { &[&[true], &[false]] } else { &[&[true, false]] };
-        let mut launches = Vec::new();
-        for (phase, stream) in
-            phases.iter().flat_map(|phase| streams.iter().map(move |stream| (phase, stream)))
-        {
-            let is_now = |message: &&Part| message.stream == *stream && phase.contains(&is_send(message));
-            let now: Vec<&Part> = messages.iter().filter(is_now).collect();
-            for some in in_launches(now).iter().filter(|some| !some.is_empty()) {
-                launches.push(self.message_launch(device, rank, some)?);
-            }
-        }
-        Ok(launches)
+        let all = in_launches(messages.iter().collect());
+        let launches = all.iter().filter(|some| !some.is_empty());
+        launches.map(|some| self.message_launch(device, rank, some)).collect()
+    }
+
+    /// Lanes of the messages to a peer, or from it. Those to and from all of them run at once.
+    fn message_lanes(&self) -> usize {
+        self.topology.protocol_of_rows().lanes() / 2 / (self.topology.ranks - 1)
     }
 
     fn message_launch(&self, device: &GpuDevice, rank: usize, messages: &[&Part]) -> Result<KernelLaunch> {
@@ -116,7 +111,7 @@ impl Direct {
         let kernels = self.loaded(device, KernelModule::Messages)?;
         let (arguments, parts) = self.message_arguments(rank, messages);
         let longest = messages.iter().map(|message| message.bytes).max().unwrap_or(0);
-        let lanes = longest.div_ceil(protocol.step()).clamp(1, protocol.lanes() / 2);
+        let lanes = longest.div_ceil(protocol.step()).clamp(1, self.message_lanes());
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         Ok(KernelLaunch {
             kernel: kernels.get(usize::from(protocol == Protocol::Ll128)),
@@ -124,6 +119,7 @@ impl Direct {
             threads: 32 * warps as u32,
             stream: messages[0].stream,
             beside: None,
+            joined: other_streams(messages),
             arguments: KernelArguments::Messages(Box::new(arguments)),
         })
     }
@@ -159,6 +155,7 @@ impl Direct {
                 count += 1;
             }
         }
-        (MessageArguments { abort: self.abort_word(), parts, messages: buffers }, count)
+        let lanes = self.message_lanes() as u64;
+        (MessageArguments { abort: self.abort_word(), lanes, parts, messages: buffers }, count)
     }
 }

@@ -65,6 +65,7 @@ fn launch(kernel: Kernel, call: &Call<'_>, norm: &RmsNorm, arguments: NormArgume
         threads,
         stream,
         beside: None,
+        joined: Vec::new(),
         arguments: KernelArguments::Norm(arguments),
     }
 }

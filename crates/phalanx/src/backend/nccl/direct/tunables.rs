@@ -16,16 +16,17 @@ pub(crate) const LL128_LANES: usize = 1024;
 /// Longest block, in bytes, that goes by LL; longer ones by LL128.
 pub(crate) const LONGEST_BY_LL: usize = 32 << 10;
 
-/// Longest block or message that goes by an own kernel between two ranks; NCCL carries longer ones out (two H200, 2026-11-29).
-pub(crate) const LONGEST_BETWEEN_TWO: usize = 32 << 20;
-/// The same among more ranks. An all_gather's blocks cross the link at once, and NCCL is as fast from 4 MiB on.
-pub(crate) const LONGEST: usize = 8 << 20;
-pub(crate) const LONGEST_GATHERED: usize = 2 << 20;
-/// Longest all_reduce, in bytes times ranks, of which up to four count.
-pub(crate) const LONGEST_ALL_REDUCE: usize = 64 << 20;
-/// Among more than two ranks, in bytes times peers: blocks of an all_to_all; and of operations with a root, whose link carries all.
-pub(crate) const LONGEST_TO_EACH: usize = 4 << 20;
+/// Longest call that goes by an own kernel, in bytes of a block times ranks; NCCL carries longer ones out (two and four H200, 2026-11-29).
+/// Of an all_reduce's ranks up to four count.
+pub(crate) const LONGEST: usize = 64 << 20;
+/// Longest message, among any number of ranks.
+pub(crate) const LONGEST_MESSAGE: usize = 32 << 20;
+/// Among more than two ranks, in bytes times peers: broadcasts and reductions with a root, whose link carries all; and blocks that a root gathers
+/// or scatters.
 pub(crate) const LONGEST_OF_ROOT: usize = 2 << 20;
+pub(crate) const LONGEST_BLOCK_OF_ROOT: usize = 4 << 20;
+/// Longest rows that one kernel sums and normalises between two ranks.
+pub(crate) const LONGEST_ROWS: usize = 8 << 20;
 /// The same where GPUs reach each other over PCIe, by LL alone.
 pub(crate) const LONGEST_LL: usize = 64 << 10;
 
