@@ -30,9 +30,13 @@ OPERATIONS = {
     "all_to_all": "alltoall",
     "ping_pong": "pingpong",
     "barrier": "barrier",
+    "scan": "scan",
+    "exclusive_scan": "exscan",
+    "recv_any": "recv_any",
+    "neighbor_all_to_all": "neighbor_alltoall",
 }
 # In which each rank has a block for each; the others have one.
-OF_BLOCKS = ["all_gather", "reduce_scatter", "all_to_all"]
+OF_BLOCKS = ["all_gather", "reduce_scatter", "all_to_all", "neighbor_all_to_all"]
 # The heading of each, and how phalanx perf is told.
 MODES = {
     "processes": ("processes", "-p {ranks}"),

@@ -8,6 +8,7 @@ use super::operation::{Operation, Place};
 use super::reduction::RedOp;
 use super::view::{Memory, MemoryMut, View, ViewMut};
 use phalanx::{Comm, DType, Grid, Neighbors, PreMulSum, ReduceOp, Reduction, Result};
+use serde_bytes::ByteBuf;
 
 /// An operation with everything but its buffers.
 pub struct Case<'a> {
@@ -200,7 +201,7 @@ fn eighths<T>(buffer: &mut [T]) -> [&mut [T]; 8] {
 
 /// An object of these bytes, and what all ranks' objects hold.
 fn all_gather_object(comm: &Comm, send: &[u8], recv: &mut [u8]) -> Result<()> {
-    let objects = comm.all_gather_object(&send.to_vec())?;
+    let objects = comm.all_gather_object(&ByteBuf::from(send))?;
     for (block, object) in recv.chunks_exact_mut(send.len()).zip(objects) {
         block.copy_from_slice(&object);
     }

@@ -12,7 +12,7 @@ use crate::watch::launcher;
 use serde::Serialize;
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Comm {
     /// Splits this communicator into one for each colour.
@@ -225,24 +225,28 @@ impl Comm {
     /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
     /// The survivors keep their order and come first.
     ///
-    /// If a rank or a newcomer is lost meanwhile, the others begin again, with a new [deadline](Comm::timeout). Under `phalanx
-    /// launch --restarts` the newcomers are started by the launcher, and get their communicator from
+    /// If a rank is lost meanwhile, the others begin again, with a new [deadline](Comm::timeout); if a newcomer is, they wait for another. Under
+    /// `phalanx launch --restarts` the newcomers are started by the launcher, and get their communicator from
     /// [`phalanx::init`](crate::init).
     pub fn rebuild(&self) -> Result<Comm> {
+        /// Pause before newcomers are asked for again.
+        const PAUSE: Duration = Duration::from_millis(20);
         let mut survivors = self.shrink()?;
-        loop {
+        let mut since = Instant::now();
+        while survivors.world_size() < self.world_size() {
             let joiners = self.world_size() - survivors.world_size();
-            if joiners == 0 {
-                return Ok(survivors);
-            }
-            let since = Instant::now();
-            match survivors.within(self.timeout()).grow(joiners) {
+            let left = self.timeout().saturating_sub(since.elapsed());
+            match survivors.within(left).grow(joiners) {
                 Err(error) if since.elapsed() >= self.timeout() => return Err(error),
-                Err(error) if error.is_fatal() => survivors = survivors.shrink()?,
-                Err(Error::Bootstrap(_)) => {}
+                Err(error) if error.is_fatal() => {
+                    survivors = survivors.shrink()?;
+                    since = Instant::now();
+                }
+                Err(Error::Bootstrap(_)) => std::thread::sleep(PAUSE),
                 grown => return grown,
             }
         }
+        Ok(survivors)
     }
 }
 

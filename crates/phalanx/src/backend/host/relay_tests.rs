@@ -9,6 +9,7 @@ use crate::control::relay::growth::enter;
 use crate::rendezvous::store::{Host, Rendezvous, Server, Settings, Store, Token};
 use crate::types::error::{Error, PeerEvent, Result};
 use crate::types::{MAX_HOST_RANKS, MAX_RANKS};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -300,6 +301,33 @@ fn a_new_rank_that_is_lost_in_the_meeting_is_made_up_for() {
             assert!(since.elapsed() < TIMEOUT, "nobody has asked");
         }
         assert_eq!(tell(&new_rank(rendezvous), 2).unwrap(), [0, 1, 2]);
+    });
+}
+
+/// Rank 2 is lost, and so is each rank that comes in its place.
+#[test]
+fn a_rebuild_ends_by_its_deadline_although_all_newcomers_are_lost() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let (_server, rendezvous) = store();
+    let member = |rank| {
+        let store = Store::connect(&rendezvous, rank, 3, TIMEOUT).unwrap();
+        store.exchange("all", &[], TIMEOUT).unwrap();
+        let comm = HostComm::new(Endpoint::over(store, rank, HostTopology::one_host(3), LIMIT).unwrap());
+        if rank == 2 {
+            return;
+        }
+        let comm = crate::Comm::new(Arc::new(comm), "world".into());
+        let since = Instant::now();
+        let error = comm.rebuild().expect_err("nobody has come");
+        assert!(since.elapsed() < 4 * LIMIT, "{error} after {:?}", since.elapsed());
+    };
+    std::thread::scope(|scope| {
+        let members = [0, 1, 2].map(|rank| scope.spawn(move || member(rank)));
+        let since = Instant::now();
+        while !members.iter().all(|member| member.is_finished()) && since.elapsed() < 2 * TIMEOUT {
+            drop(Store::enter(&rendezvous, TIMEOUT));
+            std::thread::sleep(Duration::from_millis(5));
+        }
     });
 }
 
