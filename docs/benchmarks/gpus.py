@@ -4,7 +4,7 @@ symmetric buffers (`-R 0`, `1` and `2`) of nccl-tests. All programs in turns; ea
     cargo build --release -p phalanx-cli
     python3 docs/benchmarks/gpus.py --ranks 4 --nccl-tests nccl-tests/build
 
-Modes: `graph` (calls in a CUDA graph of 20) and `eager` (one by one), to 64 MiB; `long`, to 8 GiB; `algorithms`: each of phalanx's
+Modes: `graph` (calls in a CUDA graph of 20) and `eager` (one by one), to 64 MiB; `long`, to 4 GiB; `algorithms`: each of phalanx's
 own algorithms, in a graph, for the limits between them.
 """
 
@@ -15,20 +15,25 @@ import subprocess
 import time
 
 PROGRAMS = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
-ROOTLESS_MIN = {"all_reduce": 8, "broadcast": 8, "reduce": 8, "send_recv": 8}
+# Where a rank has no blocks for others; elsewhere the least is 64.
+SMALLEST = {"all_reduce": 8, "broadcast": 8, "reduce": 8, "send_recv": 8}
 ALGORITHMS = ["ll", "ll128", "two_hops_ll", "two_hops_ll128", "nccl"]
 TWO_HOPS = ["all_reduce"]
 MODES = {
     "graph": ["-e", "64M", "-f", "2", "-n", "20", "-w", "5", "-G", "20"],
     "eager": ["-e", "64M", "-f", "4", "-n", "100", "-w", "20"],
-    "long": ["-e", "8G", "-f", "4", "-n", "5", "-w", "2"],
+    "long": ["-e", "4G", "-f", "4", "-n", "5", "-w", "2"],
 }
 
 
 def run(words):
     """Microseconds by size, and what was wrong."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
     times = {}
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(map(str, words))}: not ended after 240 s")
+        return times
     for line in done.stdout.splitlines():
         cells = line.split()
         if len(cells) > 8 and cells[0].isdigit() and int(cells[0]) > 0:
@@ -55,7 +60,7 @@ def size_name(size):
 
 
 def compare(args, operation, mode):
-    least = ["-b", "64M" if mode == "long" else str(ROOTLESS_MIN.get(operation, 64))]
+    least = ["-b", "64M" if mode == "long" else str(SMALLEST.get(operation, 64))]
     common = ["-t", str(args.ranks), *least, *MODES[mode]]
     theirs = args.nccl_tests / f"{PROGRAMS.get(operation, operation)}_perf"
     peers = {way: run([theirs, "-g", "1", "-c", "1", "-R", str(way), *common]) for way in args.ways}
@@ -73,7 +78,7 @@ def compare(args, operation, mode):
 
 
 def algorithms(args, operation):
-    common = ["-t", str(args.ranks), "-b", str(ROOTLESS_MIN.get(operation, 64)), *MODES["graph"]]
+    common = ["-t", str(args.ranks), "-b", str(SMALLEST.get(operation, 64)), *MODES["graph"]]
     names = [name for name in ALGORITHMS if operation in TWO_HOPS or not name.startswith("two_hops")]
     times = {name: run([args.phalanx, "perf", operation, "--algorithm", name, *common]) for name in names}
     sizes = sorted({size for by_size in times.values() for size in by_size})

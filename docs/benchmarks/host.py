@@ -35,7 +35,7 @@ OPERATIONS = {
     "recv_any": "recv_any",
     "neighbor_all_to_all": "neighbor_alltoall",
 }
-# In which each rank has a block for each; the others have one.
+# In which each rank has a block for each, or for each neighbour; the others have one.
 OF_BLOCKS = ["all_gather", "reduce_scatter", "all_to_all", "neighbor_all_to_all"]
 # The heading of each, and how phalanx perf is told.
 MODES = {

@@ -1,6 +1,6 @@
 // The examples sample_sort and heat_3d with MPI: the same steps on the same data.
 //
-//     mpicxx -O3 -march=native -o mpi_programs docs/benchmarks/mpi_programs.cpp
+//     mpicxx -O3 -o mpi_programs docs/benchmarks/mpi_programs.cpp
 //     mpirun -n 2 ./mpi_programs sort 5000000
 //     mpirun -n 2 ./mpi_programs heat 64 1000
 #include <mpi.h>

@@ -55,11 +55,14 @@ mod words {
 mod exchange;
 #[path = "../../phalanx-emulated/src/kernels/lane.rs"]
 mod lane;
+#[path = "../../phalanx-emulated/src/kernels/message_warps.rs"]
+mod message_warps;
 #[path = "../../phalanx-emulated/src/kernels/moving.rs"]
 mod moving;
 
 use exchange::{Arguments, Peer};
 use lane::{DEPTH, INBOX, MAX_RANKS, Protocol};
+use message_warps::{MOST, Message, Part};
 use phalanx_testkit::suite::cases;
 use shuttle::sync::atomic::Ordering;
 use shuttle::thread;
@@ -128,6 +131,78 @@ fn call(protocol: &'static Protocol, calls: Call, number: u64, rank: usize, once
     for (peer, received) in received.iter().enumerate() {
         assert_eq!(*received, block(peer, rank), "call {number}, from rank {peer} to {rank}");
     }
+}
+
+/// What one of two ranks does.
+enum Act {
+    /// A launch: the steps of the messages that it sends, and of those that it receives.
+    Messages(&'static [u32], &'static [u32]),
+    /// A collective between.
+    Collective(Call),
+}
+
+/// Messages in each direction, by the numbers of those before. Each direction has a warp of its own.
+fn messages(protocol: &'static Protocol, rank: usize, steps: [&[u32]; 2], before: [usize; 2]) {
+    let words = |from: usize, number: usize, steps: u32| -> Vec<u64> {
+        let word = |place: usize| (from << 24 | (number + 1) << 16 | place) as u64;
+        (0..steps as usize * protocol.words).map(word).collect()
+    };
+    let all = |from: usize, steps: &[u32], before: usize| -> Vec<Vec<u64>> {
+        steps.iter().enumerate().map(|(at, steps)| words(from, before + at, *steps)).collect()
+    };
+    let [sent, expected] = [(rank, steps[0], before[0]), (1 - rank, steps[1], before[1])]
+        .map(|(from, steps, before)| all(from, steps, before));
+    let mut received: Vec<_> = expected.iter().map(|words| vec![0u64; words.len()]).collect();
+    let mut buffers = [Message { buffer: 0, bytes: 0 }; MOST];
+    let addresses = sent.iter().map(|words| (words.as_ptr() as u64, words.len()));
+    let addresses =
+        addresses.chain(received.iter_mut().map(|words| (words.as_mut_ptr() as u64, words.len())));
+    for (buffer, (start, len)) in buffers.iter_mut().zip(addresses) {
+        *buffer = Message { buffer: start, bytes: 8 * len as u64 };
+    }
+    let part = |sends: bool| Part {
+        remote: memory(1 - rank),
+        own: memory(rank),
+        first: if sends { 0 } else { sent.len() as u32 },
+        count: if sends { sent.len() } else { expected.len() } as u32,
+        sends: u32::from(sends),
+        unused: 0,
+    };
+    let mut parts = [part(true); MOST];
+    parts[1] = part(false);
+    let arguments = message_warps::Arguments { abort: 0, lanes: 1, parts, messages: buffers };
+    let warps = [true, false].map(|sends| {
+        let part = part(sends);
+        thread::spawn(move || {
+            shuttle::future::block_on(message_warps::share(&arguments, &Grid, &part, protocol, 0));
+        })
+    });
+    warps.into_iter().for_each(|warp| warp.join().unwrap());
+    assert_eq!(received, expected, "rank {rank}, after {before:?}");
+}
+
+/// Two ranks, each with its acts one behind the other.
+fn explore_messages(protocol: &'static Protocol, acts: [&'static [Act]; 2]) {
+    let part = move |rank: usize| {
+        let mut before = [0, 0];
+        for (number, act) in acts[rank].iter().enumerate() {
+            match act {
+                Act::Messages(sends, receives) => {
+                    messages(protocol, rank, [sends, receives], before);
+                    before = [before[0] + sends.len(), before[1] + receives.len()];
+                }
+                Act::Collective(steps) => call(protocol, steps, number as u64, rank, false),
+            }
+        }
+    };
+    let model = move || {
+        words::forget_all();
+        let other = thread::spawn(move || part(1));
+        part(0);
+        other.join().unwrap();
+    };
+    shuttle::check_random(model, cases(SCHEDULES));
+    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
 }
 
 /// Sets an inbox as it is after so many steps of its pair, both ways.
@@ -212,4 +287,36 @@ fn three_ranks_exchange() {
     const ALL: Call = &[&[0, 5, 5], &[5, 0, 5], &[5, 5, 0]];
     const FROM_ONE: Call = &[&[0, 0, 0], &[5, 0, 5], &[0, 0, 0]];
     explore(&LL, &[(ALL, false), (FROM_ONE, false)], 0);
+}
+
+#[test]
+fn messages_of_a_group_meet_messages_one_by_one() {
+    const GROUP: &[Act] = &[Act::Messages(&[2, 6], &[5, 1])];
+    const ONE_BY_ONE: &[Act] = &[
+        Act::Messages(&[], &[2]),
+        Act::Messages(&[], &[6]),
+        Act::Messages(&[5], &[]),
+        Act::Messages(&[1], &[]),
+    ];
+    const OTHER_GROUP: &[Act] = &[Act::Messages(&[5, 1], &[2, 6])];
+    explore_messages(&LL, [GROUP, ONE_BY_ONE]);
+    explore_messages(&LL128, [GROUP, OTHER_GROUP]);
+}
+
+#[test]
+fn messages_and_collectives_follow_each_other() {
+    const FIRST: &[Act] = &[
+        Act::Messages(&[6], &[]),
+        Act::Collective(BOTH_WAYS),
+        Act::Messages(&[1], &[6]),
+        Act::Collective(ONE_WAY),
+    ];
+    const SECOND: &[Act] = &[
+        Act::Messages(&[], &[6]),
+        Act::Collective(BOTH_WAYS),
+        Act::Messages(&[6], &[1]),
+        Act::Collective(ONE_WAY),
+    ];
+    explore_messages(&LL, [FIRST, SECOND]);
+    explore_messages(&LL128, [FIRST, SECOND]);
 }

@@ -1,8 +1,8 @@
 //! Messages (`gpu/kernels/messages.cu`): each direction of each pair has warps of its own.
 
-use super::exchange::{load_step, store_step};
-use super::lane::{DEPTH, INBOX, LL, LL128, Lane, MAX_RANKS, Protocol};
+use super::lane::{INBOX, LL, LL128};
 use super::launch::parameter;
+use super::message_warps::{Arguments, MOST, share};
 use super::warps::{Grid, Warp};
 use crate::base::call::Code;
 use crate::base::pointers::In;
@@ -17,42 +17,7 @@ const FUNCTION: &str = "cuLaunchKernel";
 const WARP: c_uint = 32;
 /// Most threads of a block.
 const THREADS: c_uint = 256;
-/// Most messages, and most parts.
-const MOST: usize = 32;
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Message {
-    buffer: u64,
-    bytes: u64,
-}
-
-/// The messages to a peer, or from it.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    remote: u64,
-    own: u64,
-    first: u32,
-    count: u32,
-    sends: u32,
-    unused: u32,
-}
-
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Arguments {
-    abort: u64,
-    lanes: u64,
-    parts: [Part; MOST],
-    messages: [Message; MOST],
-}
-
 impl Arguments {
-    fn messages(&self, part: &Part) -> &[Message] {
-        &self.messages[part.first as usize..][..part.count as usize]
-    }
-
     /// Memory that the kernel uses.
     fn check(&self, parts: usize, when: When) {
         let range = |role, address, len| Range { function: FUNCTION, role, address, len };
@@ -87,51 +52,6 @@ impl Arguments {
     }
 }
 
-/// The steps of a message that one of so many lanes has, and where one begins.
-fn steps_of(protocol: &Protocol, bytes: u64, lane: usize, lanes: u64) -> u64 {
-    bytes.div_ceil(protocol.bytes() as u64).saturating_sub(lane as u64).div_ceil(lanes)
-}
-
-fn start_of(protocol: &Protocol, index: u64, lane: usize, lanes: u64) -> u64 {
-    (index * lanes + lane as u64) * protocol.bytes() as u64
-}
-
-/// What a warp does: the one peer has the number 0.
-async fn share(a: &Arguments, grid: &Grid, part: &Part, protocol: &'static Protocol, number: usize) {
-    let mut pairs = [None; MAX_RANKS];
-    pairs[0] = Some((part.own, part.remote));
-    let mut lane = Lane::open(grid, protocol, number, pairs).of_messages();
-    let mut step = protocol.step();
-    let (mut nth, messages) = (0, a.messages(part));
-    let rest: u64 = messages.iter().map(|message| steps_of(protocol, message.bytes, number, a.lanes)).sum();
-    if part.sends == 0 {
-        lane.tell(0, 0);
-    }
-    for message in messages {
-        for i in 0..steps_of(protocol, message.bytes, number, a.lanes) {
-            let start = start_of(protocol, i, number, a.lanes);
-            nth += 1;
-            if part.sends != 0 {
-                load_step(&mut step, message.buffer, message.bytes, start);
-                lane.send(0, &step, nth).await;
-                if lane.is_aborted {
-                    return;
-                }
-                continue;
-            }
-            if !lane.receive(0, &mut step, nth).await {
-                return;
-            }
-            // The next call tells of the last ones.
-            if nth + DEPTH <= rest {
-                lane.tell(0, nth);
-            }
-            store_step(&step, message.buffer, message.bytes, start);
-        }
-    }
-    if part.sends != 0 { lane.end_sends(0, nth) } else { lane.end_receives(0, nth) }
-}
-
 /// The work of a launch, if there is such a kernel.
 pub fn work(
     name: &str,
@@ -150,7 +70,7 @@ pub fn work(
     }
     let lanes = (grid[0] * (threads[0] / WARP)) as usize;
     Some(parameter::<Arguments>(parameters.slice(1)[0]).map(|a| -> Arc<dyn Work> {
-        if lanes > protocol.lanes / 2 || parts > MOST {
+        if lanes > protocol.lanes / 2 || lanes as u64 > a.lanes || parts > MOST {
             violation(FUNCTION, format!("{name} on {lanes} warps for each of {parts} parts"));
         }
         a.check(parts, When::Called);

@@ -33,6 +33,7 @@ mod experts;
 mod image;
 mod lane;
 mod launch;
+mod message_warps;
 mod messages;
 mod moving;
 mod norm;

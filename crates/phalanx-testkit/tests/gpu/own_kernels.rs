@@ -32,6 +32,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/messages", messages_of_all_sizes),
     Scenario::rank("own_kernels/exchanges", exchanges),
     Scenario::rank("own_kernels/messages_on_streams", messages_on_streams),
+    Scenario::rank("own_kernels/messages_beside_the_library", messages_beside_the_library),
     Scenario::rank("own_kernels/streams", on_streams),
     Scenario::rank("own_kernels/synced", synced),
     Scenario::rank("own_kernels/crossed", crossed),
@@ -45,7 +46,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
 type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
 
-const WORLDS: [Worlds; 12] = [
+const WORLDS: [Worlds; 13] = [
     (
         "shapes",
         &[
@@ -74,6 +75,7 @@ const WORLDS: [Worlds; 12] = [
     ),
     ("exchanges", &[("ll", "processes", 2), ("ll128", "threads", 3), ("auto", "threads", 4)]),
     ("messages_on_streams", &[("auto", "threads", 2), ("ll128", "processes", 2), ("auto", "threads", 3)]),
+    ("messages_beside_the_library", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("streams", &[("ll", "processes", 2), ("ll128", "threads", 4)]),
     ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
@@ -434,6 +436,41 @@ fn messages_on_streams(comm: Comm, _: &[String]) -> Outcome {
             let got = streams[number].clone_dtoh(buffer).context(|| "download".into())?;
             same(format!("stream {number}, round {round}"), &got, &values(before, round + number))?;
         }
+    }
+    done()
+}
+
+/// A group on two streams, of which NCCL carries a part out: own kernels and NCCL do not wait for each other. Rank 1 makes the messages one by
+/// one.
+fn messages_beside_the_library(comm: Comm, _: &[String]) -> Outcome {
+    const LONG: usize = 40 << 20;
+    let rank = comm.rank();
+    let streams: Vec<_> = (0..2).map(|_| new_stream(&comm)).collect::<Result<_, _>>()?;
+    let on: Vec<_> = streams.iter().map(|stream| must("on", comm.on(stream))).collect::<Result<_, _>>()?;
+    let values = |from: usize, len: usize| random::values::<u8>(from as u64, len);
+    let upload =
+        |number: usize, values: &[u8]| streams[number].clone_htod(values).context(|| "upload".into());
+    for round in 0..3 {
+        let short = upload(0, &values(rank, 1000))?;
+        let mut received = upload(1, &[3; 1000])?;
+        if rank == 0 {
+            let long = upload(1, &values(round + 7, LONG))?;
+            let grouped = phalanx::group(|g| {
+                g.on(&on[0]).send(&short, 1)?;
+                g.on(&on[1]).recv(&mut received, 1)?;
+                g.on(&on[1]).send(&long, 1)
+            });
+            must("group", grouped)?;
+        } else {
+            let mut long = upload(1, &vec![3; LONG])?;
+            must("long", on[1].recv(&mut long, 0))?;
+            must("send", on[1].send(&short, 0))?;
+            must("recv", on[1].recv(&mut received, 0))?;
+            let got = streams[1].clone_dtoh(&long).context(|| "download".into())?;
+            same(format!("the long one, round {round}"), &got, &values(round + 7, LONG))?;
+        }
+        let got = streams[1].clone_dtoh(&received).context(|| "download".into())?;
+        same(format!("the short one, round {round}"), &got, &values(1 - rank, 1000))?;
     }
     done()
 }

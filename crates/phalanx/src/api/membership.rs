@@ -225,7 +225,7 @@ impl Comm {
     /// Replaces lost ranks: [`shrink`](Comm::shrink), then [`grow`](Comm::grow) to the number of ranks that there are here.
     /// The survivors keep their order and come first.
     ///
-    /// If a rank is lost meanwhile, the others begin again, with a new [deadline](Comm::timeout); if a newcomer is, they wait for another. Under
+    /// If a rank is lost meanwhile, the others begin again, with a new [deadline](Comm::timeout); if a newcomer is, they wait for another until the same one. Under
     /// `phalanx launch --restarts` the newcomers are started by the launcher, and get their communicator from
     /// [`phalanx::init`](crate::init).
     pub fn rebuild(&self) -> Result<Comm> {
@@ -235,8 +235,7 @@ impl Comm {
         let mut since = Instant::now();
         while survivors.world_size() < self.world_size() {
             let joiners = self.world_size() - survivors.world_size();
-            let left = self.timeout().saturating_sub(since.elapsed());
-            match survivors.within(left).grow(joiners) {
+            match survivors.within(self.timeout()).grow(joiners) {
                 Err(error) if since.elapsed() >= self.timeout() => return Err(error),
                 Err(error) if error.is_fatal() => {
                     survivors = survivors.shrink()?;

@@ -45,6 +45,9 @@ pub(crate) struct Needs {
     /// Own kernels that wait for the group's end.
     #[cfg(feature = "nccl")]
     pub own_kernels: Vec<KernelLaunch>,
+    /// The streams of messages that are on several.
+    #[cfg(feature = "nccl")]
+    pub streams: Vec<RawStream>,
     /// The norm of rows whose sum is enqueued.
     #[cfg(feature = "nccl")]
     norm: Option<Box<KernelLaunch>>,
@@ -164,14 +167,18 @@ impl Communicator {
         Ok(())
     }
 
-    /// Orders what follows on the streams of own kernels that run beside the library's operations behind them.
+    /// Orders what follows on the streams of own kernels that run beside the library's operations behind them; and on each of the streams of
+    /// messages behind all of these.
     pub(crate) fn rejoin(
         &self,
         #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
     ) -> Result<()> {
         #[cfg(feature = "nccl")]
-        for launch in &needs.own_kernels {
-            self.come_after_last(launch.followed_on())?;
+        {
+            for launch in &needs.own_kernels {
+                self.come_after_last(launch.followed_on())?;
+            }
+            needs.streams.iter().try_for_each(|stream| self.come_after_last(*stream))?;
         }
         Ok(())
     }

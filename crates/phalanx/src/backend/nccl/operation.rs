@@ -238,13 +238,14 @@ fn refuse_captured(communicator: &Communicator, stream: RawStream) -> Result<()>
 
 /// Messages that start together start now, or when a graph is launched.
 fn refuse_partly_captured(communicator: &Communicator, transfers: &[Transfer]) -> Result<()> {
-    let Some((first, others)) = transfers.split_first() else { return Ok(()) };
+    let mut streams = transfers.iter().filter(|transfer| transfer.count > 0).map(|transfer| transfer.stream);
+    let Some(first) = streams.next() else { return Ok(()) };
     let device = &communicator.device;
-    for transfer in others.iter().filter(|transfer| transfer.stream != first.stream) {
+    for stream in streams.filter(|stream| *stream != first) {
         let _current = device.enter();
-        if device.is_captured(transfer.stream)? != device.is_captured(first.stream)? {
-            let what = "one of the streams of a group's messages";
-            let remedy = "capture all of the group's streams, or none; nccl::Graph captures a whole group";
+        if device.is_captured(stream)? != device.is_captured(first)? {
+            let what = "one of the streams of messages that start together";
+            let remedy = "capture all of these streams, or none; nccl::Graph captures a whole group";
             return Err(UsageError::Captured { what, remedy }.into());
         }
     }

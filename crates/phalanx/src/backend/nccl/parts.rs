@@ -25,6 +25,19 @@ impl Part {
     }
 }
 
+/// The streams of messages that are on several, the last message's last; none if all are on one.
+#[cfg(feature = "nccl")]
+pub(crate) fn streams_of<'a>(parts: impl DoubleEndedIterator<Item = &'a Part>) -> Vec<RawStream> {
+    let mut streams = Vec::new();
+    for part in parts.rev().filter(|part| part.bytes > 0) {
+        if !streams.contains(&part.stream) {
+            streams.push(part.stream);
+        }
+    }
+    streams.reverse();
+    if streams.len() > 1 { streams } else { Vec::new() }
+}
+
 /// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
 /// block that is already in place is left out.
 pub(crate) fn parts(call: &Call<'_>, rank: usize, ranks: usize) -> Vec<Part> {
@@ -124,6 +137,7 @@ impl Communicator {
     ) -> Result<Progress> {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
+            needs.streams = streams_of(parts.iter());
             let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
             parts = others;
             let mut launches = direct.prepare_messages(&self.device, self.rank, &own)?;
@@ -138,6 +152,9 @@ impl Communicator {
                 unsafe { self.launch_own_kernels(needs) }?;
             }
             if parts.is_empty() {
+                if !is_grouped && !needs.streams.is_empty() {
+                    self.rejoin(needs)?;
+                }
                 return Ok(Progress::Enqueued);
             }
         }

@@ -23,8 +23,8 @@ struct Arguments {
     Message messages[MOST];
 };
 
-// A warp's share of a part: of each message the steps lane, lane + lanes, ... The lanes of all parts that a launch may have are as many as a
-// collective's, so that all of them run at once.
+// A warp's share of a part: of each message the steps lane, lane + lanes, ... The lanes of all parts that a launch may have are at most as
+// many as a collective's, so that all of them run at once.
 template <class P> struct Share {
     const Arguments& a;
     const Part& part;

@@ -229,15 +229,9 @@ impl Communicator {
             let kernels = direct.loaded(&self.device, KernelModule::Experts)?;
             let index = 2 * usize::from(task == ExpertTask::Combine)
                 + usize::from(scratch.protocol == Protocol::Ll128);
-            let launch = KernelLaunch {
-                kernel: kernels.get(index),
-                blocks: [scratch.blocks_of(task) as u32, 1],
-                threads: 32 * EXPERT_WARPS as u32,
-                stream: call.stream,
-                beside: None,
-                joined: Vec::new(),
-                arguments: KernelArguments::Experts(*arguments),
-            };
+            let blocks = [scratch.blocks_of(task) as u32, 1];
+            let (threads, arguments) = (32 * EXPERT_WARPS as u32, KernelArguments::Experts(*arguments));
+            let launch = KernelLaunch::new(kernels.get(index), blocks, threads, call.stream, arguments);
             // SAFETY: the caller's contract; the scratch lives until all ranks have left it.
             unsafe { direct.launch(&self.device, &launch, |stream| self.stream_of(stream)) }
         };

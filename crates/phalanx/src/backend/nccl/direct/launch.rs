@@ -6,7 +6,7 @@ use super::messages::MessageArguments;
 use super::norm::NormArguments;
 use super::setup::Direct;
 use super::tunables::{MAX_RANKS, OVERLAPPED, SPREAD, WARPS};
-use crate::backend::nccl::device::{GpuDevice, GpuEvent};
+use crate::backend::nccl::device::GpuDevice;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{Call, Operation};
 use crate::gpu::kernels::{Kernel, KernelModule, Kernels, check};
@@ -60,12 +60,22 @@ pub(crate) struct KernelLaunch {
     pub(super) stream: RawStream,
     /// The stream beside whose work it runs, if that is not its own: behind what was enqueued there before.
     pub(super) beside: Option<RawStream>,
-    /// Other streams that it follows, and that follow it.
+    /// Streams that it follows.
     pub(super) joined: Vec<RawStream>,
     pub(super) arguments: KernelArguments,
 }
 
 impl KernelLaunch {
+    pub(super) fn new(
+        kernel: Kernel,
+        blocks: [u32; 2],
+        threads: u32,
+        stream: RawStream,
+        arguments: KernelArguments,
+    ) -> KernelLaunch {
+        KernelLaunch { kernel, blocks, threads, stream, beside: None, joined: Vec::new(), arguments }
+    }
+
     /// Runs beside the library's part of the same group, on this stream, so that neither waits for the other.
     pub fn beside(&mut self, side: &GpuStream) {
         self.beside = Some(std::mem::replace(&mut self.stream, side.raw()));
@@ -173,9 +183,7 @@ fn follow(
 ) -> Result<()> {
     let (Some(before), Some(after)) = (stream_of(before), stream_of(after)) else { return Ok(()) };
     let _current = device.enter();
-    let event = GpuEvent::new(device)?;
-    event.record(&before)?;
-    event.hold(&after)
+    device.join(&after, &before)
 }
 
 impl Direct {
@@ -207,15 +215,7 @@ impl Direct {
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         let (blocks, threads) = ([lanes.div_ceil(warps) as u32, 1], 32 * warps as u32);
         let arguments = KernelArguments::Collective(arguments);
-        Ok(KernelLaunch {
-            kernel,
-            blocks,
-            threads,
-            stream: call.stream,
-            beside: None,
-            joined: Vec::new(),
-            arguments,
-        })
+        Ok(KernelLaunch::new(kernel, blocks, threads, call.stream, arguments))
     }
 
     /// Enqueues a launch, behind the kernels before.
@@ -233,12 +233,11 @@ impl Direct {
             None => self.come_after(device, prepared.stream, &stream_of)?,
             Some(main) => self.leave(device, main, prepared.stream, &stream_of)?,
         }
-        for other in &prepared.joined {
+        for other in prepared.joined.iter().filter(|other| **other != prepared.stream) {
             follow(device, *other, prepared.stream, &stream_of)?;
         }
         // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
-        unsafe { launch(device, prepared) }?;
-        prepared.joined.iter().try_for_each(|other| follow(device, prepared.stream, *other, &stream_of))
+        unsafe { launch(device, prepared) }
     }
 
     pub(super) fn loaded(&self, device: &GpuDevice, module: KernelModule) -> Result<&Kernels> {
@@ -261,10 +260,12 @@ impl Direct {
         side: RawStream,
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
-        self.come_after(device, main, &stream_of)?;
-        follow(device, main, side, stream_of)?;
+        // What follows on the main stream does not wait for a kernel on the side.
+        if lock(&self.order).last != Some(side) {
+            self.come_after(device, main, &stream_of)?;
+        }
         lock(&self.order).last = Some(side);
-        Ok(())
+        follow(device, main, side, stream_of)
     }
 
     /// Orders the next kernel behind the last one, if that is on another stream.

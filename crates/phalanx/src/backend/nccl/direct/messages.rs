@@ -3,13 +3,14 @@
 use super::choose::{GpuAlgorithm, GpuTopology, Protocol};
 use super::launch::{KernelArguments, KernelLaunch};
 use super::setup::Direct;
-use super::tunables::{INBOX_BYTES, LONGEST_LL, LONGEST_MESSAGE, MAX_RANKS, MESSAGES, SPREAD, WARPS};
+use super::tunables::{
+    INBOX_BYTES, LL128_LANES, LONGEST_LL, LONGEST_MESSAGE, MAX_RANKS, MESSAGES, SPREAD, WARPS,
+};
 use crate::backend::nccl::device::GpuDevice;
-use crate::backend::nccl::parts::Part;
+use crate::backend::nccl::parts::{Part, streams_of};
 use crate::contract::Direction;
 use crate::gpu::kernels::KernelModule;
 use crate::types::error::Result;
-use crate::types::memory::RawStream;
 
 /// `Message` in gpu/kernels/messages.cu.
 #[repr(C)]
@@ -44,22 +45,11 @@ fn is_send(message: &Part) -> bool {
     matches!(message.direction, Direction::Send(_))
 }
 
-/// The streams of messages that are not the first one's.
-fn other_streams(messages: &[&Part]) -> Vec<RawStream> {
-    let mut streams = Vec::new();
-    for stream in messages.iter().map(|message| message.stream) {
-        if stream != messages[0].stream && !streams.contains(&stream) {
-            streams.push(stream);
-        }
-    }
-    streams
-}
-
 /// The messages of each launch. Messages that need several launches are cut into rounds: the n-th message to and from each peer is of round
 /// n. No launch has a part of a round, so on all ranks a round waits for earlier rounds only.
 fn in_launches(messages: Vec<&Part>) -> Vec<Vec<&Part>> {
     if messages.len() <= MESSAGES {
-        return vec![messages];
+        return if messages.is_empty() { Vec::new() } else { vec![messages] };
     }
     let mut rounds: Vec<Vec<&Part>> = Vec::new();
     for (place, message) in messages.iter().enumerate() {
@@ -83,8 +73,8 @@ fn in_launches(messages: Vec<&Part>) -> Vec<Vec<&Part>> {
 impl Direct {
     /// Whether an own kernel carries a message out: both its ends decide alike, by its length.
     pub fn carries(&self, message: &Part, rank: usize) -> bool {
-        let GpuTopology { nvlink, algorithm, .. } = self.topology;
-        let longest = if nvlink { LONGEST_MESSAGE } else { LONGEST_LL };
+        let GpuTopology { ranks, nvlink, algorithm } = self.topology;
+        let longest = if nvlink { LONGEST_MESSAGE * 3 / (ranks - 1).max(3) } else { LONGEST_LL };
         let is_between_two = message.bytes > 0 && message.peer != rank;
         is_between_two && algorithm != GpuAlgorithm::Nccl && message.bytes <= longest
     }
@@ -96,14 +86,14 @@ impl Direct {
         rank: usize,
         messages: &[Part],
     ) -> Result<Vec<KernelLaunch>> {
-        let all = in_launches(messages.iter().collect());
-        let launches = all.iter().filter(|some| !some.is_empty());
-        launches.map(|some| self.message_launch(device, rank, some)).collect()
+        let launches = in_launches(messages.iter().collect());
+        launches.iter().map(|some| self.message_launch(device, rank, some)).collect()
     }
 
     /// Lanes of the messages to a peer, or from it. Those to and from all of them run at once.
     fn message_lanes(&self) -> usize {
-        self.topology.protocol_of_rows().lanes() / 2 / (self.topology.ranks - 1)
+        let of_both_directions = self.topology.protocol_of_rows().lanes() / 2;
+        of_both_directions.min(LL128_LANES / 2 / (self.topology.ranks - 1))
     }
 
     fn message_launch(&self, device: &GpuDevice, rank: usize, messages: &[&Part]) -> Result<KernelLaunch> {
@@ -113,15 +103,11 @@ impl Direct {
         let longest = messages.iter().map(|message| message.bytes).max().unwrap_or(0);
         let lanes = longest.div_ceil(protocol.step()).clamp(1, self.message_lanes());
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
-        Ok(KernelLaunch {
-            kernel: kernels.get(usize::from(protocol == Protocol::Ll128)),
-            blocks: [lanes.div_ceil(warps) as u32, parts as u32],
-            threads: 32 * warps as u32,
-            stream: messages[0].stream,
-            beside: None,
-            joined: other_streams(messages),
-            arguments: KernelArguments::Messages(Box::new(arguments)),
-        })
+        let kernel = kernels.get(usize::from(protocol == Protocol::Ll128));
+        let blocks = [lanes.div_ceil(warps) as u32, parts as u32];
+        let (stream, arguments) = (messages[0].stream, KernelArguments::Messages(Box::new(arguments)));
+        let launch = KernelLaunch::new(kernel, blocks, 32 * warps as u32, stream, arguments);
+        Ok(KernelLaunch { joined: streams_of(messages.iter().copied()), ..launch })
     }
 
     /// The arguments, and the number of parts: first those that send.

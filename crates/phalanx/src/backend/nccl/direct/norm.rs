@@ -58,16 +58,8 @@ fn launch(kernel: Kernel, call: &Call<'_>, norm: &RmsNorm, arguments: NormArgume
     debug_assert!(steps <= NORM_ROW_STEPS);
     let warps = if steps <= NORM_WARPS { steps } else { steps.div_ceil(2) };
     let blocks = arguments.rows.min((LL128_LANES / warps) as u32).max(1);
-    let (threads, stream) = (32 * warps as u32, call.stream);
-    KernelLaunch {
-        kernel,
-        blocks: [blocks, 1],
-        threads,
-        stream,
-        beside: None,
-        joined: Vec::new(),
-        arguments: KernelArguments::Norm(arguments),
-    }
+    let arguments = KernelArguments::Norm(arguments);
+    KernelLaunch::new(kernel, [blocks, 1], 32 * warps as u32, call.stream, arguments)
 }
 
 /// The norm of a sum that is complete: `send` of the call.

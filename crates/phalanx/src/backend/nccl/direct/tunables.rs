@@ -1,5 +1,5 @@
-//! Sizes and thresholds of phalanx's own kernels. Measured between two and four H200 over NVLink, 2026-11-28, with
-//! `phalanx perf <operation> -G 20 -b 8 -e 64M -f 2 --algorithm <algorithm>` (see docs/benchmarks/gpu-kernels.md).
+//! Sizes and thresholds of phalanx's own kernels. Measured between two and four H200 over NVLink, 2026-11-29, with
+//! `docs/benchmarks/gpus.py --modes algorithms` (see docs/benchmarks/gpu-kernels.md).
 
 /// Most ranks of a communicator: threads of a warp keep the numbers of one peer each, in half a warp.
 pub(crate) const MAX_RANKS: usize = 16;
@@ -16,10 +16,12 @@ pub(crate) const LL128_LANES: usize = 1024;
 /// Longest block, in bytes, that goes by LL; longer ones by LL128.
 pub(crate) const LONGEST_BY_LL: usize = 32 << 10;
 
-/// Longest call that goes by an own kernel, in bytes of a block times ranks; NCCL carries longer ones out (two and four H200, 2026-11-29).
+/// Longest call or message where GPUs reach each other over PCIe, by LL alone.
+pub(crate) const LONGEST_LL: usize = 64 << 10;
+/// Longest call that goes by an own kernel over NVLink, in bytes of a block times ranks; NCCL carries longer ones out (two and four H200, 2026-11-29).
 /// Of an all_reduce's ranks up to four count.
 pub(crate) const LONGEST: usize = 64 << 20;
-/// Longest message, among any number of ranks.
+/// Longest message among up to four ranks; among more it is shorter, as a message's lanes are fewer.
 pub(crate) const LONGEST_MESSAGE: usize = 32 << 20;
 /// Among more than two ranks, in bytes times peers: broadcasts and reductions with a root, whose link carries all; and blocks that a root gathers
 /// or scatters.
@@ -27,8 +29,6 @@ pub(crate) const LONGEST_OF_ROOT: usize = 2 << 20;
 pub(crate) const LONGEST_BLOCK_OF_ROOT: usize = 4 << 20;
 /// Longest rows that one kernel sums and normalises between two ranks.
 pub(crate) const LONGEST_ROWS: usize = 8 << 20;
-/// The same where GPUs reach each other over PCIe, by LL alone.
-pub(crate) const LONGEST_LL: usize = 64 << 10;
 
 /// Longest all_reduce, in bytes times peers, in which every rank sends everything to every other; longer ones take two hops.
 pub(crate) const ONE_HOP: usize = 768 << 10;
