@@ -122,7 +122,7 @@ pub(super) fn exits_badly() -> bool {
 fn end(status: Option<c_int>) {
     let watched: Vec<_> =
         lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
-    let alive: Vec<_> = watched.into_iter().filter(|one| !one.has_ended()).collect();
+    let alive: Vec<_> = watched.iter().filter(|one| !one.has_ended()).collect();
     let is_well = status.unwrap_or(0) == 0;
     EXITS_BADLY.store(!is_well, Ordering::Release);
     let longest = alive.iter().map(|one| one.control_channel.timeout()).max().unwrap_or_default();
@@ -133,7 +133,7 @@ fn end(status: Option<c_int>) {
     let mut of_devices: BTreeMap<_, Vec<Arc<Communicator>>> = BTreeMap::new();
     for communicator in alive.iter().rev().filter(|one| one.is_departing() || !one.is_queued()) {
         let device = std::ptr::from_ref(communicator.device.library_lock).addr();
-        of_devices.entry(device).or_default().push(communicator.clone());
+        of_devices.entry(device).or_default().push(Arc::clone(communicator));
     }
     for communicators in of_devices.into_values() {
         let sender = sender.clone();
@@ -155,8 +155,8 @@ fn end(status: Option<c_int>) {
     drop(sender);
     let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
     let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && wait_until_all_are_out();
-    // The thread-locals of this process are destroyed: too late to drop the communicators.
-    std::mem::forget(alive);
+    // The thread-locals of this thread are destroyed: too late to drop a communicator, also one that has ended, whose last owner this may be.
+    std::mem::forget(watched);
     if let (Some(status), false) = (status, is_quiet) {
         leave(status);
     }
