@@ -27,15 +27,19 @@ impl Part {
 
 /// The streams of messages that are on several, the last message's last; none if all are on one.
 #[cfg(feature = "nccl")]
-pub(crate) fn streams_of<'a>(parts: impl DoubleEndedIterator<Item = &'a Part>) -> Vec<RawStream> {
+pub(crate) fn streams_of<'a>(parts: impl DoubleEndedIterator<Item = &'a Part> + Clone) -> Vec<RawStream> {
+    let of_parts = parts.filter(|part| part.bytes > 0).map(|part| part.stream);
     let mut streams = Vec::new();
-    for part in parts.rev().filter(|part| part.bytes > 0) {
-        if !streams.contains(&part.stream) {
-            streams.push(part.stream);
+    if of_parts.clone().zip(of_parts.clone().skip(1)).all(|(one, next)| one == next) {
+        return streams;
+    }
+    for stream in of_parts.rev() {
+        if !streams.contains(&stream) {
+            streams.push(stream);
         }
     }
     streams.reverse();
-    if streams.len() > 1 { streams } else { Vec::new() }
+    streams
 }
 
 /// This rank's messages in a collective that consists of messages: a send and a receive for each peer. A
