@@ -99,6 +99,9 @@ pub struct CommGroup<'group, 'env> {
 ///
 /// If the closure returns an error or panics, nothing is started.
 ///
+/// On GPUs each operation is in its communicator's stream. Messages of one communicator on several streams start together: behind what these
+/// streams have, and what follows on each of them is behind all of the messages.
+///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
 /// phalanx::run(3, |comm| -> phalanx::Result<()> {
