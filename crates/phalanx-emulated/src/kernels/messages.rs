@@ -17,6 +17,7 @@ const FUNCTION: &str = "cuLaunchKernel";
 const WARP: c_uint = 32;
 /// Most threads of a block.
 const THREADS: c_uint = 256;
+
 impl Arguments {
     /// Memory that the kernel uses.
     fn check(&self, parts: usize, when: When) {

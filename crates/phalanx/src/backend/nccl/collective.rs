@@ -45,7 +45,7 @@ pub(crate) struct Needs {
     /// Own kernels that wait for the group's end.
     #[cfg(feature = "nccl")]
     pub own_kernels: Vec<KernelLaunch>,
-    /// The streams of messages that are on several.
+    /// The streams of messages that are on several: their kernels follow all of them.
     #[cfg(feature = "nccl")]
     pub streams: Vec<RawStream>,
     /// The norm of rows whose sum is enqueued.
@@ -134,7 +134,7 @@ impl Communicator {
                 needs.own_kernels.push(launch);
             } else {
                 // SAFETY: as above.
-                unsafe { direct.launch(&self.device, &launch, |stream| self.stream_of(stream)) }?;
+                unsafe { direct.launch(&self.device, &launch, &[], |stream| self.stream_of(stream)) }?;
             }
             return Ok(Progress::Enqueued);
         }
@@ -195,7 +195,9 @@ impl Communicator {
         if let Some(direct) = self.direct.get() {
             for launch in &needs.own_kernels {
                 // SAFETY: the caller's contract.
-                unsafe { direct.launch(&self.device, launch, |stream| self.stream_of(stream)) }?;
+                unsafe {
+                    direct.launch(&self.device, launch, &needs.streams, |stream| self.stream_of(stream))
+                }?;
             }
         }
         Ok(())

@@ -27,8 +27,8 @@ impl Part {
 
 /// The streams of messages that are on several, the last message's last; none if all are on one.
 #[cfg(feature = "nccl")]
-pub(crate) fn streams_of<'a>(parts: impl DoubleEndedIterator<Item = &'a Part> + Clone) -> Vec<RawStream> {
-    let of_parts = parts.filter(|part| part.bytes > 0).map(|part| part.stream);
+fn streams_of(parts: &[Part]) -> Vec<RawStream> {
+    let of_parts = parts.iter().filter(|part| part.bytes > 0).map(|part| part.stream);
     let mut streams = Vec::new();
     if of_parts.clone().zip(of_parts.clone().skip(1)).all(|(one, next)| one == next) {
         return streams;
@@ -141,7 +141,7 @@ impl Communicator {
     ) -> Result<Progress> {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
-            needs.streams = streams_of(parts.iter());
+            needs.streams = streams_of(&parts);
             let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
             parts = others;
             let mut launches = direct.prepare_messages(&self.device, self.rank, &own)?;

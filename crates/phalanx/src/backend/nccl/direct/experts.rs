@@ -233,7 +233,7 @@ impl Communicator {
             let (threads, arguments) = (32 * EXPERT_WARPS as u32, KernelArguments::Experts(*arguments));
             let launch = KernelLaunch::new(kernels.get(index), blocks, threads, call.stream, arguments);
             // SAFETY: the caller's contract; the scratch lives until all ranks have left it.
-            unsafe { direct.launch(&self.device, &launch, |stream| self.stream_of(stream)) }
+            unsafe { direct.launch(&self.device, &launch, &[], |stream| self.stream_of(stream)) }
         };
         enqueue().map_err(|error| self.refused(error, &announced))
     }

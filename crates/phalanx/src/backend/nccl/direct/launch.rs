@@ -60,8 +60,6 @@ pub(crate) struct KernelLaunch {
     pub(super) stream: RawStream,
     /// The stream beside whose work it runs, if that is not its own: behind what was enqueued there before.
     pub(super) beside: Option<RawStream>,
-    /// Streams that it follows.
-    pub(super) joined: Vec<RawStream>,
     pub(super) arguments: KernelArguments,
 }
 
@@ -73,7 +71,7 @@ impl KernelLaunch {
         stream: RawStream,
         arguments: KernelArguments,
     ) -> KernelLaunch {
-        KernelLaunch { kernel, blocks, threads, stream, beside: None, joined: Vec::new(), arguments }
+        KernelLaunch { kernel, blocks, threads, stream, beside: None, arguments }
     }
 
     /// Runs beside the library's part of the same group, on this stream, so that neither waits for the other.
@@ -218,7 +216,7 @@ impl Direct {
         Ok(KernelLaunch::new(kernel, blocks, threads, call.stream, arguments))
     }
 
-    /// Enqueues a launch, behind the kernels before.
+    /// Enqueues a launch, behind the kernels before, and behind what is in these streams.
     ///
     /// # Safety
     /// That of [`prepare`](Direct::prepare).
@@ -227,13 +225,14 @@ impl Direct {
         &self,
         device: &GpuDevice,
         prepared: &KernelLaunch,
+        streams: &[RawStream],
         stream_of: impl Fn(RawStream) -> Option<GpuStream>,
     ) -> Result<()> {
         match prepared.beside {
             None => self.come_after(device, prepared.stream, &stream_of)?,
             Some(main) => self.leave(device, main, prepared.stream, &stream_of)?,
         }
-        for other in prepared.joined.iter().filter(|other| **other != prepared.stream) {
+        for other in streams.iter().filter(|other| **other != prepared.stream) {
             follow(device, *other, prepared.stream, &stream_of)?;
         }
         // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
@@ -278,15 +277,14 @@ impl Direct {
         let mut order = lock(&self.order);
         let before = order.last.replace(stream);
         let Some(before) = before.filter(|before| *before != stream) else { return Ok(()) };
-        if stream_of(before).is_none() {
-            return Ok(());
-        }
+        // A stream that is gone has no work.
+        let (Some(before), Some(stream)) = (stream_of(before), stream_of(stream)) else { return Ok(()) };
         let _current = device.enter();
         // Work of a capture runs when its graph is launched, which `Communicator::launch` orders.
-        if device.is_captured(before)? != device.is_captured(stream)? {
+        if device.is_captured(before.raw())? != device.is_captured(stream.raw())? {
             return Ok(());
         }
-        follow(device, before, stream, stream_of)
+        device.join(&stream, &before)
     }
 
     fn arguments(&self, rank: usize, call: &Call<'_>, algorithm: Algorithm) -> Arguments {

@@ -7,7 +7,7 @@ use super::tunables::{
     INBOX_BYTES, LL128_LANES, LONGEST_LL, LONGEST_MESSAGE, MAX_RANKS, MESSAGES, SPREAD, WARPS,
 };
 use crate::backend::nccl::device::GpuDevice;
-use crate::backend::nccl::parts::{Part, streams_of};
+use crate::backend::nccl::parts::Part;
 use crate::contract::Direction;
 use crate::gpu::kernels::KernelModule;
 use crate::types::error::Result;
@@ -106,8 +106,7 @@ impl Direct {
         let kernel = kernels.get(usize::from(protocol == Protocol::Ll128));
         let blocks = [lanes.div_ceil(warps) as u32, parts as u32];
         let (stream, arguments) = (messages[0].stream, KernelArguments::Messages(Box::new(arguments)));
-        let launch = KernelLaunch::new(kernel, blocks, 32 * warps as u32, stream, arguments);
-        Ok(KernelLaunch { joined: streams_of(messages.iter().copied()), ..launch })
+        Ok(KernelLaunch::new(kernel, blocks, 32 * warps as u32, stream, arguments))
     }
 
     /// The arguments, and the number of parts: first those that send.
