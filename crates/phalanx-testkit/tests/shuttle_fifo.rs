@@ -86,7 +86,7 @@ fn memory(rank: usize) -> u64 {
 type Call = &'static [&'static [u32]];
 
 /// One rank's part of a call: its block for each peer says who it is from, and for whom.
-fn call(protocol: &'static Protocol, calls: Call, number: u64, rank: usize, once: bool) {
+fn call(protocol: &'static Protocol, calls: Call, number: u64, rank: usize) {
     let (ranks, step) = (calls.len(), protocol.words);
     let word = |from: usize, to: usize, place: usize| number << 32 | (from << 24 | to << 16 | place) as u64;
     let block = |from: usize, to: usize| -> Vec<u64> {
@@ -118,16 +118,10 @@ fn call(protocol: &'static Protocol, calls: Call, number: u64, rank: usize, once
         same: 0,
         factor: 0,
         factor_is_address: 0,
-        once: u32::from(once),
+        steps: calls.iter().flat_map(|steps| steps.iter()).copied().max().unwrap_or(0),
         peers,
     };
-    shuttle::future::block_on(async {
-        if once {
-            moving::move_once(&arguments, &Grid, protocol, 0).await;
-        } else {
-            moving::move_all(&arguments, &Grid, protocol, 0).await;
-        }
-    });
+    shuttle::future::block_on(moving::move_blocks(&arguments, &Grid, protocol, 0));
     for (peer, received) in received.iter().enumerate() {
         assert_eq!(*received, block(peer, rank), "call {number}, from rank {peer} to {rank}");
     }
@@ -191,7 +185,7 @@ fn explore_messages(protocol: &'static Protocol, acts: [&'static [Act]; 2]) {
                     messages(protocol, rank, [sends, receives], before);
                     before = [before[0] + sends.len(), before[1] + receives.len()];
                 }
-                Act::Collective(steps) => call(protocol, steps, number as u64, rank, false),
+                Act::Collective(steps) => call(protocol, steps, number as u64, rank),
             }
         }
     };
@@ -222,18 +216,18 @@ fn begin_after(protocol: &Protocol, inbox: u64, steps: u64) {
 }
 
 /// Ranks that make calls one behind the other, after so many steps of each pair.
-fn explore(protocol: &'static Protocol, calls: &'static [(Call, bool)], before: u64) {
+fn explore(protocol: &'static Protocol, calls: &'static [Call], before: u64) {
     let model = move || {
         words::forget_all();
-        let ranks = calls[0].0.len();
+        let ranks = calls[0].len();
         for inbox in
             (0..ranks).flat_map(|rank| (0..ranks - 1).map(move |place| memory(rank) + (place * INBOX) as u64))
         {
             begin_after(protocol, inbox, before);
         }
         let part = move |rank: usize| {
-            for (number, (steps, once)) in calls.iter().enumerate() {
-                call(protocol, steps, number as u64, rank, *once);
+            for (number, steps) in calls.iter().enumerate() {
+                call(protocol, steps, number as u64, rank);
             }
         };
         let others: Vec<_> = (1..ranks).map(|rank| thread::spawn(move || part(rank))).collect();
@@ -256,37 +250,36 @@ const SHORT_ONE_WAY: Call = &[&[0, 1], &[0, 0]];
 
 #[test]
 fn credits_let_a_sender_go_on() {
-    explore(&LL, &[(ONE_WAY, false), (ONE_WAY, false)], 0);
-    explore(&LL128, &[(ONE_WAY, false), (OTHER_WAY, false)], 0);
+    explore(&LL, &[ONE_WAY, ONE_WAY], 0);
+    explore(&LL128, &[ONE_WAY, OTHER_WAY], 0);
 }
 
 #[test]
 fn what_arrives_is_the_credit_of_an_exchange() {
-    explore(&LL, &[(BOTH_WAYS, false), (BOTH_WAYS, false)], 0);
-    explore(&LL, &[(UNEVEN, false), (BOTH_WAYS, false), (ONE_WAY, false)], 0);
+    explore(&LL, &[BOTH_WAYS, BOTH_WAYS], 0);
+    explore(&LL, &[UNEVEN, BOTH_WAYS, ONE_WAY], 0);
 }
 
 #[test]
 fn short_calls_follow_each_other() {
-    let calls: &[_] =
-        &[(SHORT, true), (SHORT_ONE_WAY, true), (SHORT, true), (SHORT, true), (SHORT_ONE_WAY, true)];
+    let calls: &[_] = &[SHORT, SHORT_ONE_WAY, SHORT, SHORT, SHORT_ONE_WAY];
     explore(&LL, calls, 0);
-    explore(&LL, &[(SHORT_ONE_WAY, true); 6], 0);
-    explore(&LL, &[(SHORT, true), (ONE_WAY, false), (SHORT, true), (OTHER_WAY, false)], 0);
+    explore(&LL, &[SHORT_ONE_WAY; 6], 0);
+    explore(&LL, &[SHORT, ONE_WAY, SHORT, OTHER_WAY], 0);
 }
 
 #[test]
 fn flags_of_ll_wrap() {
     let before = (1 << 32) - 3;
-    explore(&LL, &[(BOTH_WAYS, false), (ONE_WAY, false)], before);
-    explore(&LL128, &[(BOTH_WAYS, false)], before);
+    explore(&LL, &[BOTH_WAYS, ONE_WAY], before);
+    explore(&LL128, &[BOTH_WAYS], before);
 }
 
 #[test]
 fn three_ranks_exchange() {
     const ALL: Call = &[&[0, 5, 5], &[5, 0, 5], &[5, 5, 0]];
     const FROM_ONE: Call = &[&[0, 0, 0], &[5, 0, 5], &[0, 0, 0]];
-    explore(&LL, &[(ALL, false), (FROM_ONE, false)], 0);
+    explore(&LL, &[ALL, FROM_ONE], 0);
 }
 
 #[test]

@@ -60,9 +60,6 @@ impl Kernel {
                     Task::TwoHops => {
                         Box::pin(reduce::two_hops::<$element, $acc>(arguments, grid, self.protocol, lane))
                     }
-                    _ if arguments.once != 0 => {
-                        Box::pin(reduce::reduce_once::<$element, $acc>(arguments, grid, self.protocol, lane))
-                    }
                     _ => Box::pin(reduce::reduce::<$element, $acc>(arguments, grid, self.protocol, lane)),
                 }
             };
@@ -77,10 +74,7 @@ impl Kernel {
             };
         }
         match self.task {
-            Task::Move if arguments.once != 0 => {
-                Box::pin(moving::move_once(arguments, grid, self.protocol, lane))
-            }
-            Task::Move => Box::pin(moving::move_all(arguments, grid, self.protocol, lane)),
+            Task::Move => Box::pin(moving::move_blocks(arguments, grid, self.protocol, lane)),
             _ => elements! {
                 "f32": F32; "f64": F64; "f16": F16; "bf16": Bf16; "f8e4m3": F8E4M3; "f8e5m2": F8E5M2;
                 "i8": I8; "u8": U8; "i16": I16; "u16": U16; "i32": I32; "u32": U32; "i64": I64; "u64": U64;

@@ -1,6 +1,6 @@
-//! A warp's exchange of steps with all peers (`Exchange` and `Once` in `gpu/kernels/collectives.cu`).
+//! A warp's exchange of steps with all peers (`Exchange` in `gpu/kernels/collectives.cu`).
 
-use super::lane::{Lane, MAX_RANKS, Protocol, Step, pairs};
+use super::lane::{DEPTH, Lane, MAX_RANKS, Protocol, Step, pairs};
 use super::warps::Grid;
 
 /// A peer's part of a kernel's arguments.
@@ -29,13 +29,13 @@ pub struct Arguments {
     pub rank: u32,
     pub ranks: u32,
     pub op: u32,
-    /// All peers get the same block, which is this rank's contribution.
+    /// All ranks get the same block.
     pub same: u32,
     /// Of a pre-multiplied sum: bits, or the address of the bits.
     pub factor: u64,
     pub factor_is_address: u32,
-    /// No block has more steps than there are lanes.
-    pub once: u32,
+    /// Of the longest block.
+    pub steps: u32,
     pub peers: [Peer; MAX_RANKS],
 }
 
@@ -91,7 +91,7 @@ pub fn store_step(step: &Step, block: u64, bytes: u64, start: u64) {
     unsafe { std::ptr::copy_nonoverlapping(step.as_ptr().cast::<u8>(), (block + start) as *mut u8, there) }
 }
 
-/// The exchange of long operations, step by step: a lane has several of a block.
+/// An exchange in rounds: in round i, every rank sends step i + 1 to all before it receives step i from all.
 pub struct Exchange<'a> {
     pub arguments: &'a Arguments,
     pub lane: Lane<'a>,
@@ -100,9 +100,8 @@ pub struct Exchange<'a> {
     pub receives: [u64; MAX_RANKS],
     /// Steps to and from each before these.
     pub before: u64,
-    /// The peer that is sent the next step, the step's index, and its data.
-    to: usize,
-    index: u64,
+    /// How often the warp goes round.
+    pub rounds: u64,
     next: Step,
 }
 
@@ -121,127 +120,64 @@ impl<'a> Exchange<'a> {
             sends: std::array::from_fn(|peer| steps(peer, arguments.peers[peer].send_steps)),
             receives: std::array::from_fn(|peer| steps(peer, arguments.peers[peer].recv_steps)),
             before: 0,
-            to: arguments.rank(),
-            index: 0,
+            rounds: steps_of(protocol, arguments.steps, lane),
             next: protocol.step(),
         }
     }
 
-    /// How often the warp goes round.
-    pub fn rounds(&self) -> u64 {
-        self.sends.iter().chain(&self.receives).copied().max().unwrap_or(0)
+    /// Where the lane's step of a round begins in a block.
+    pub fn start(&self, i: u64) -> u64 {
+        start_of(self.lane.protocol, i, self.lane.number)
     }
 
-    /// Goes to the next step to be sent, and reads its data.
-    fn advance(&mut self) {
-        self.to = self.arguments.after(self.to);
-        if self.to == self.arguments.rank() {
-            self.to = self.arguments.after(self.to);
-        }
-        let peer = &self.arguments.peers[self.to];
-        let start = start_of(self.lane.protocol, self.index, self.lane.number);
-        load_step(&mut self.next, peer.send, peer.send_bytes, start);
+    /// The other ranks, in rank order.
+    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let rank = self.arguments.rank();
+        (0..self.arguments.ranks()).filter(move |peer| *peer != rank)
     }
 
-    /// Reads the data of the first step.
-    pub fn prepare(&mut self) {
-        self.index = 0;
-        self.advance();
-    }
-
-    /// Sends every peer the step with this index, if it has one.
-    pub async fn send(&mut self, i: u64) {
-        for d in 1..self.arguments.ranks() {
-            if i < self.sends[self.to] {
-                self.lane.send(self.to, &self.next, self.before + i + 1).await;
+    /// Sends step i to the peers that get one, as the `nth` of this call.
+    pub async fn send(&mut self, i: u64, nth: u64) {
+        let mut to = self.arguments.rank();
+        for _ in self.peers() {
+            to = self.arguments.after(to);
+            if i < self.sends[to] {
+                let (peer, start) = (&self.arguments.peers[to], self.start(i));
+                load_step(&mut self.next, peer.send, peer.send_bytes, start);
+                self.lane.send(to, &self.next, nth).await;
             }
-            self.index = if d + 1 == self.arguments.ranks() { i + 1 } else { i };
-            self.advance();
         }
     }
 
-    /// Receives a peer's step with this index.
+    /// Step i of all has arrived and been read.
     ///
-    /// Where both ends send as much, its arrival says that the peer has emptied this rank's steps but two; otherwise a
-    /// credit says so.
-    pub async fn receive(&mut self, peer: usize, i: u64, data: &mut Step) -> bool {
-        if !self.lane.receive(peer, data, self.before + i + 1).await {
-            return false;
+    /// Where both ends send as much, that says that the peer has emptied this rank's steps but two; otherwise a credit says so.
+    pub fn emptied(&mut self, i: u64) {
+        for peer in self.peers() {
+            let (sends, receives) = (self.sends[peer], self.receives[peer]);
+            if i < receives {
+                // Who has sent has begun this call, so it has emptied what was before.
+                let known = if sends == receives && i > 1 { self.before + i - 1 } else { 0 };
+                self.lane.learn(peer, known);
+                if sends != receives && i + DEPTH < self.before + receives {
+                    self.lane.tell(peer, self.before + i + 1);
+                }
+            }
         }
-        let expected = self.receives[peer];
-        if expected == self.sends[peer] {
-            self.lane.learn(peer, self.before + i.saturating_sub(1));
-        } else if i + super::lane::DEPTH < expected + self.before {
-            self.lane.tell(peer, self.before + i + 1);
-        }
-        true
+    }
+
+    /// Every peer is known to have emptied so many steps of this call.
+    pub fn learn(&mut self, count: u64) {
+        self.peers().for_each(|peer| self.lane.learn(peer, count));
     }
 
     pub fn end(&self) {
         if self.lane.is_aborted {
             return;
         }
-        for peer in 0..self.arguments.ranks() {
+        for peer in self.peers() {
             let all = |steps: u64| if steps > 0 { self.before + steps } else { 0 };
             self.lane.end(peer, all(self.sends[peer]), all(self.receives[peer]));
-        }
-    }
-}
-
-/// The exchange of short operations, where every lane has at most one step of a block.
-pub struct Once<'a> {
-    pub arguments: &'a Arguments,
-    pub lane: Lane<'a>,
-    /// Where the lane's step begins in a block.
-    pub start: u64,
-}
-
-impl<'a> Once<'a> {
-    /// Returns the first step that is sent, too.
-    pub fn new(
-        arguments: &'a Arguments,
-        grid: &'a Grid,
-        protocol: &'static Protocol,
-        lane: usize,
-    ) -> (Once<'a>, Step) {
-        let (start, rank) = (start_of(protocol, 0, lane), arguments.rank());
-        let first = &arguments.peers[if arguments.same != 0 { rank } else { arguments.after(rank) }];
-        let mut step = protocol.step();
-        load_step(&mut step, first.send, first.send_bytes, start);
-        let lane = Lane::begin(grid, protocol, lane, arguments.inboxes());
-        (Once { arguments, lane, start }, step)
-    }
-
-    /// Whether the lane has a step of a block.
-    pub fn has(&self, steps: u32) -> bool {
-        self.lane.number < steps as usize
-    }
-
-    /// Sends every peer its step, the first of which is in `step`.
-    pub async fn send(&mut self, step: &mut Step) {
-        let mut to = self.arguments.after(self.arguments.rank());
-        for d in 1..self.arguments.ranks() {
-            let peer = &self.arguments.peers[to];
-            if d > 1 && self.arguments.same == 0 {
-                load_step(step, peer.send, peer.send_bytes, self.start);
-            }
-            if self.has(peer.send_steps) {
-                self.lane.send(to, step, 1).await;
-            }
-            to = self.arguments.after(to);
-        }
-    }
-
-    pub fn end(&mut self) {
-        for (number, peer) in self.arguments.peers.iter().enumerate().take(self.arguments.ranks()) {
-            let (sends, receives) = (self.has(peer.send_steps), self.has(peer.recv_steps));
-            // A peer that has sent has begun this call, so it has emptied what was before.
-            if receives {
-                self.lane.learn(number, 0);
-            }
-            if !self.lane.is_aborted {
-                self.lane.end(number, u64::from(sends), u64::from(receives));
-            }
         }
     }
 }

@@ -3,9 +3,10 @@
 use super::communicator::{Communicator, check_not_ended};
 use super::exclusive::Exclusive;
 use super::job::late_failure;
-use super::operation::Operation;
+use super::operation::{Kind, Operation};
 use super::perform::Fused;
 use super::result::*;
+use super::transport::mailbox::Stopped;
 use crate::base::call::Answer;
 use crate::base::handles::Handle;
 use crate::base::random;
@@ -43,14 +44,18 @@ pub fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
         communicators.iter().for_each(|communicator| communicator.await_revocation());
         return Err(fail(INTERNAL_ERROR, "the communicator was revoked in the middle of a call"));
     }
-    if first.config.blocking || !random::shared().chance(settings().in_progress) {
+    if first.config.blocking && connect(&queued).is_err() {
+        return Err(fail(INTERNAL_ERROR, "the communicator was revoked in the middle of a call"));
+    }
+    if first.config.blocking || are_connected(&queued) && !random::shared().chance(settings().in_progress) {
         return context::runtime_on_device(first.device, || enqueue(function, queued))
             .map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("CUDA error {code}")));
     }
     communicators.iter().for_each(|communicator| communicator.begin_job());
     std::thread::spawn(move || {
         random::shared().delay();
-        let aborted = communicators.iter().any(|communicator| communicator.is_stopped());
+        let aborted =
+            connect(&queued).is_err() || communicators.iter().any(|communicator| communicator.is_stopped());
         let result = if aborted { Ok(()) } else { enqueue(function, queued) };
         let code = result.map_or(UNHANDLED_CUDA_ERROR, |()| SUCCESS);
         for communicator in communicators {
@@ -58,6 +63,33 @@ pub fn launch(function: &'static str, queued: Vec<Queued>) -> Answer {
         }
     });
     Err(IN_PROGRESS)
+}
+
+/// A message's communicator and peer, and whether it goes there.
+fn message(queued: &Queued) -> Option<(&Arc<Communicator>, u32, bool)> {
+    let communicator = &queued.operation.communicator;
+    match queued.operation.kind {
+        Kind::Send { peer } => Some((communicator, peer, true)),
+        Kind::Recv { peer } => Some((communicator, peer, false)),
+        _ => None,
+    }
+}
+
+fn are_connected(queued: &[Queued]) -> bool {
+    queued
+        .iter()
+        .filter_map(message)
+        .all(|(communicator, peer, sends)| communicator.is_connected(peer, sends))
+}
+
+/// Connects the ends of messages, at the first in each direction of a pair. As in NCCL, each end waits inside the call until the other has
+/// come.
+fn connect(queued: &[Queued]) -> Result<(), Stopped> {
+    let begin = |(communicator, peer, sends): &(&Arc<Communicator>, u32, bool)| {
+        communicator.begin_connection(*peer, *sends)
+    };
+    let new: Vec<_> = queued.iter().filter_map(message).filter(begin).collect();
+    new.into_iter().try_for_each(|(communicator, peer, sends)| communicator.end_connection(peer, sends))
 }
 
 /// Whether this launch hangs (`EMULATED_HANG_INSIDE`), as NCCL does while it connects to a rank that never

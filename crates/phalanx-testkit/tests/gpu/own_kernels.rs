@@ -111,6 +111,11 @@ pub fn trials() -> Vec<Trial> {
             launch("memory_of_many", "processes", 2).env("NCCL_MAX_CTAS", "1").env("NCCL_MIN_CTAS", "1");
         Ok(on_own_kernels("ll", 2, launch).map(drop)?)
     }));
+    // The library enqueues its part in a thread of its own, later.
+    trials.push(Trial::test("own_kernels/messages_beside_the_library/non_blocking", || {
+        let launch = launch("messages_beside_the_library", "threads", 2).env("NCCL_COMM_BLOCKING", "0");
+        Ok(on_own_kernels("auto", 2, launch).map(drop)?)
+    }));
     trials.push(Trial::test("own_kernels/setting", || {
         perform(
             &Emulated::new()?.own_kernels("nccl"),

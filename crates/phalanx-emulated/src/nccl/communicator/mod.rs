@@ -73,6 +73,8 @@ pub struct State {
     pub operations: u64,
     pub sends: HashMap<u32, u64>,
     pub receives: HashMap<u32, u64>,
+    /// Ranks with which a message has connected this one: to them (true), and from them.
+    connected: BTreeSet<(u32, bool)>,
     pub reductions: reductions::Reductions,
     pub registrations: registrations::Registrations,
     pub windows: windows::Windows,
@@ -260,6 +262,27 @@ impl Communicator {
 
     pub fn peers(&self) -> &[Peer] {
         self.peers.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether messages to a rank, or from it, need no more connection.
+    pub fn is_connected(&self, peer: u32, sends: bool) -> bool {
+        peer == self.rank || self.state().connected.contains(&(peer, sends))
+    }
+
+    /// Connects this rank's end of the first message to a rank, or from it. False if it is connected.
+    pub fn begin_connection(&self, peer: u32, sends: bool) -> bool {
+        let is_new = peer != self.rank && self.state().connected.insert((peer, sends));
+        if is_new {
+            self.send(peer, Tag::Connect(u64::from(sends)), Vec::new());
+        }
+        is_new
+    }
+
+    /// Waits until the other end has come, too.
+    pub fn end_connection(&self, peer: u32, sends: bool) -> Result<(), Stopped> {
+        let before = self.cancellations.load(Ordering::Acquire);
+        let stop = || self.is_stopped() || self.cancellations.load(Ordering::Acquire) != before;
+        self.mailbox.take(peer, Tag::Connect(u64::from(!sends)), stop).map(drop)
     }
 
     /// Enables access to the devices of peers in this process, as NCCL does at the first operation. The error

@@ -22,6 +22,8 @@ pub enum Tag {
     Exchange(u64),
     /// The sender has finalized the communicator.
     Ended,
+    /// The sender's end of the first message from it (1), or to it (0), has come.
+    Connect(u64),
     /// Data for a window, and a signal.
     Put { window: u64, offset: u64, signal: i32, context: i32 },
     /// A signal.
@@ -51,6 +53,7 @@ impl Tag {
             Tag::Received(n) => [4, n, 0, 0, 0],
             Tag::Exchange(n) => [5, n, 0, 0, 0],
             Tag::Ended => [6, 0, 0, 0, 0],
+            Tag::Connect(sends) => [9, sends, 0, 0, 0],
             Tag::Put { window, offset, signal, context } => [7, window, offset, pair(signal, context), 0],
             Tag::Signal { signal, context } => [8, 0, 0, pair(signal, context), 0],
         }
@@ -66,6 +69,7 @@ impl Tag {
             4 => Tag::Received(a),
             5 => Tag::Exchange(a),
             6 => Tag::Ended,
+            9 => Tag::Connect(a),
             7 => Tag::Put { window: a, offset: b, signal, context },
             8 => Tag::Signal { signal, context },
             _ => return Err(io::ErrorKind::InvalidData.into()),

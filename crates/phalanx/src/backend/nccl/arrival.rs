@@ -90,8 +90,10 @@ impl Communicator {
         }
         if matches!(call.operation, AllGatherV | AllToAllV | GatherV | ScatterV) {
             let parts = parts(call, self.rank, self.ranks);
+            let is_exchange = call.operation == AllToAllV && call.config.is_none();
+            let by_library = parts.iter().filter(|part| !(is_exchange && self.is_carried(part)));
             return Arrival::with(
-                parts.iter().filter_map(|part| self.expect_first_contact(announced, part)).collect(),
+                by_library.filter_map(|part| self.expect_first_contact(announced, part)).collect(),
             );
         }
         let lengths = lengths(&call.blocks, call.dtype.size(), self.ranks);
@@ -99,18 +101,32 @@ impl Communicator {
         (lengths != 0 && connected.add(kind)).then_some(Arrival::All(*announced))
     }
 
+    /// Whether an own kernel carries a message out. It needs no arrival: its peer may wait in the library for another message of the same
+    /// group.
+    fn is_carried(&self, #[cfg_attr(not(feature = "nccl"), expect(unused))] part: &Part) -> bool {
+        #[cfg(feature = "nccl")]
+        return self.direct.get().is_some_and(|direct| direct.carries(part, self.rank));
+        #[cfg(not(feature = "nccl"))]
+        return false;
+    }
+
     /// Announces the first message of a connection to the peer, which must arrive at it.
-    pub(crate) fn expect_first_contact(&self, announced: &AnnouncedCall, part: &Part) -> Option<AwaitedPeer> {
+    fn expect_first_contact(&self, announced: &AnnouncedCall, part: &Part) -> Option<AwaitedPeer> {
         let (peer, connection) = (part.peer, connection(part.direction));
         let is_new = part.bytes > 0 && peer != self.rank && self.control_channel.greet(peer, connection);
         is_new.then_some(AwaitedPeer { announced: *announced, peer, connection, check: None })
+    }
+
+    /// Announces a message to the peer, if it needs its arrival.
+    pub(crate) fn expect_peer(&self, message: &AnnouncedCall, part: &Part) -> Option<AwaitedPeer> {
+        if self.is_carried(part) { None } else { self.expect_first_contact(message, part) }
     }
 
     /// Announces a message to the peer, for comparison before either end enqueues it.
     ///
     /// Between hosts, and for a message to itself, only the first contact is announced.
     pub(crate) fn expect_checked(&self, message: &AnnouncedCall, part: &Part) -> Result<Option<AwaitedPeer>> {
-        let (since, first_contact) = (RunInstant::now(), self.expect_first_contact(message, part));
+        let (since, first_contact) = (RunInstant::now(), self.expect_peer(message, part));
         let (peer, connection) = (part.peer, connection(part.direction));
         let check = self
             .control_channel

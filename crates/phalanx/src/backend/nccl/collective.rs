@@ -76,6 +76,14 @@ impl Needs {
         return false;
     }
 
+    /// Whether some own kernels run beside the library's part.
+    pub fn runs_beside(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        return self.own_kernels.iter().any(KernelLaunch::is_beside);
+        #[cfg(not(feature = "nccl"))]
+        return false;
+    }
+
     /// Whether nothing has to be freed, or enqueued behind the operation.
     pub fn is_empty(&self) -> bool {
         #[cfg(feature = "nccl")]
@@ -129,12 +137,13 @@ impl Communicator {
         #[cfg(feature = "nccl")]
         if let Some((direct, algorithm)) = own_kernel {
             // SAFETY: the caller's contract.
-            let launch = unsafe { direct.prepare(&self.device, self.rank, call, algorithm) }?;
+            let kernel = unsafe { direct.prepare(&self.device, self.rank, call, algorithm) }?;
             if is_grouped {
-                needs.own_kernels.push(launch);
+                needs.own_kernels.push(kernel);
             } else {
-                // SAFETY: as above.
-                unsafe { direct.launch(&self.device, &launch, &[], |stream| self.stream_of(stream)) }?;
+                direct.order(&self.device, &kernel, &[], |stream| self.stream_of(stream))?;
+                // SAFETY: as above. The FIFOs live until all ranks have left.
+                unsafe { launch(&self.device, &kernel) }?;
             }
             return Ok(Progress::Enqueued);
         }
@@ -167,23 +176,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Orders what follows on the streams of own kernels that run beside the library's operations behind them; and on each of the streams of
-    /// messages behind all of these.
-    pub(crate) fn rejoin(
-        &self,
-        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
-    ) -> Result<()> {
-        #[cfg(feature = "nccl")]
-        {
-            for launch in &needs.own_kernels {
-                self.come_after_last(launch.followed_on())?;
-            }
-            needs.streams.iter().try_for_each(|stream| self.come_after_last(*stream))?;
-        }
-        Ok(())
-    }
-
-    /// Launches the own kernels that have waited for the group's end.
+    /// Gives the own kernels that have waited for the group's end their places, and launches those that do not run beside the library's part.
     ///
     /// # Safety
     /// The contract of `Backend::collective`, for the call that they carry out.
@@ -193,12 +186,37 @@ impl Communicator {
     ) -> Result<()> {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
-            for launch in &needs.own_kernels {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    direct.launch(&self.device, launch, &needs.streams, |stream| self.stream_of(stream))
-                }?;
+            for kernel in &needs.own_kernels {
+                direct.order(&self.device, kernel, &needs.streams, |stream| self.stream_of(stream))?;
+                if !kernel.is_beside() {
+                    // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
+                    unsafe { launch(&self.device, kernel) }?;
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// Launches the own kernels that run beside the library's part, once that is enqueued: it may have to connect ranks or load its kernels
+    /// first, and some of that waits for all that runs on the GPU. Then orders what follows behind them; and on each of the streams of
+    /// messages behind all of these.
+    ///
+    /// # Safety
+    /// That of [`launch_own_kernels`](Communicator::launch_own_kernels), which came before.
+    pub(crate) unsafe fn launch_beside(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        {
+            for kernel in needs.own_kernels.iter().filter(|kernel| kernel.is_beside()) {
+                // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
+                unsafe { launch(&self.device, kernel) }?;
+            }
+            for kernel in &needs.own_kernels {
+                self.come_after_last(kernel.followed_on())?;
+            }
+            needs.streams.iter().try_for_each(|stream| self.come_after_last(*stream))?;
         }
         Ok(())
     }

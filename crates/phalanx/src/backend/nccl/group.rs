@@ -120,12 +120,7 @@ fn start_all(
             spoil(communicator);
         }
         // Where a thread is lost inside a device, the library only forgets what was queued.
-        let ended = communicator.progress(end(), function);
-        // What the library carries out has its place in the streams only now.
-        let ended = ended.and_then(|progress| {
-            started.iter().try_for_each(EnqueuedOperation::come_after_last).map(|()| progress)
-        });
-        (arrived, ended)
+        (arrived, communicator.progress(end(), function))
     };
     // All fail before one is aborted.
     let started_all =

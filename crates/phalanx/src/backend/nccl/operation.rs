@@ -36,6 +36,8 @@ impl Aftermath {
         for one in &started {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.announced, since));
         }
+        // What the library carries out has its place in the streams only now.
+        outcome = outcome.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_beside));
         for mut one in started {
             outcome = match outcome {
                 Ok(()) => one.complete(),
@@ -58,6 +60,12 @@ impl EnqueuedOperation {
             self.abandon();
             return Err(error);
         }
+        if self.needs.runs_beside()
+            && let Err(error) = self.launch_beside()
+        {
+            self.abandon();
+            return Err(error);
+        }
         if self.is_simple() { Ok(()) } else { self.complete() }
     }
 
@@ -67,10 +75,16 @@ impl EnqueuedOperation {
         unsafe { self.communicator.launch_own_kernels(&self.needs) }
     }
 
-    /// Orders its stream behind those of the group's operations before.
-    pub fn come_after_last(&self) -> Result<()> {
-        self.communicator.rejoin(&self.needs)?;
-        self.communicator.come_after_last(self.stream)
+    /// Launches its own kernels that run beside the library's part, now that this is enqueued, and orders its streams behind the operations
+    /// before.
+    fn launch_beside(&self) -> Result<()> {
+        let launch = || {
+            let _locked = self.communicator.lock_library()?;
+            // SAFETY: the contract of `collective`: the memory is lent until the operation, or its group, has ended.
+            unsafe { self.communicator.launch_beside(&self.needs) }?;
+            self.communicator.come_after_last(self.stream)
+        };
+        launch().map_err(|error| self.refused(error))
     }
 
     /// The error for an operation that the library rejected.
@@ -189,7 +203,7 @@ fn launch(
         _ => Ok(()),
     };
     let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| enqueue(needs));
-    let is_simple = needs.is_empty() && returns.is_empty();
+    let is_simple = needs.is_empty() && returns.is_empty() && !needs.runs_beside();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
         // The common case: nothing to bring, nothing to keep.
         return Ok(());
@@ -325,7 +339,7 @@ pub(crate) unsafe fn messages(
         let part = Part::of(transfer);
         let awaited = match is_checked {
             true => communicator.expect_checked(&announced, &part)?,
-            false => communicator.expect_first_contact(&announced, &part),
+            false => communicator.expect_peer(&announced, &part),
         };
         peers.extend(awaited);
         if last.is_none() || transfer.count > 0 {

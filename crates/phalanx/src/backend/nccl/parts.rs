@@ -128,8 +128,8 @@ impl Communicator {
         self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }
 
-    /// Enqueues messages, all at once: by own kernels those that they carry, and the others beside them. In a group, the kernels wait for its
-    /// end.
+    /// Enqueues messages, all at once: by own kernels those that they carry, and the others by the library. In a group, the kernels wait for
+    /// its end; beside others, until these are enqueued ([`launch_beside`](Communicator::launch_beside)).
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
@@ -157,7 +157,8 @@ impl Communicator {
             }
             if parts.is_empty() {
                 if !is_grouped && !needs.streams.is_empty() {
-                    self.rejoin(needs)?;
+                    // SAFETY: the caller's contract.
+                    unsafe { self.launch_beside(needs) }?;
                 }
                 return Ok(Progress::Enqueued);
             }
@@ -167,12 +168,7 @@ impl Communicator {
             parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
         }
         // SAFETY: the caller's contract.
-        let exchanged =
-            self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))?;
-        if !is_grouped {
-            self.rejoin(needs)?;
-        }
-        Ok(exchanged)
+        self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }
 
     /// Enqueues one message. An empty one is skipped on both sides.

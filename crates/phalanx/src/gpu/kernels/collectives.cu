@@ -18,10 +18,10 @@ struct Arguments {
     const u32* abort;       // not 0: give up
     u32 rank, ranks;
     u32 op;
-    u32 same;               // all peers get the same block, which is this rank's contribution
+    u32 same;               // all ranks get the same block
     u64 factor;             // of a pre-multiplied sum: bits, or the address of the bits
     u32 factor_is_address;
-    u32 once;               // no block has more steps than there are lanes
+    u32 steps;              // of the longest block
     Peer peers[MAX_RANKS];  // the peer of this rank's own place has its own block
 };
 
@@ -35,20 +35,27 @@ template <class P> static __device__ __forceinline__ u64 start_of(u32 index, u32
 
 static __device__ __forceinline__ u32 lane_of_warp() { return blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; }
 
-// One rank's exchange with all peers, step by step. The next step's data is read from memory before it is its turn.
+// One rank's exchange with all peers, of which G at a time are read or sent to: what is read one after another costs.
 //
-// Where both ends of a pair send as much, a step that arrives also says that the peer has emptied this rank's steps but two:
-// everybody sends step i + 1 before it receives step i.
-template <class P> struct Exchange {
+// In round i, every rank sends step i + 1 to all before it receives step i from all. Where both ends of a pair send as much, a step that
+// arrives thus says that the peer has emptied this rank's steps but two.
+template <class P, u32 G> struct Exchange {
     const Arguments& a;
     Lane<P> lane;
-    u32 sends, receives;  // steps to and from peer `thread`
-    u32 before;           // steps to and from each before these
-    u32 to, index;        // whose turn it is next to be sent a step, and which
-    u64 next[P::UNITS];   // its data
+    u32 sends, receives;     // steps to and from peer `thread`
+    u32 before;              // steps to and from each before these
+    u32 rounds;              // how often the warp goes round
+    u64 next[G][P::UNITS];   // the data of the next steps to be sent
 
-    __device__ __forceinline__ Exchange(const Arguments& a) : a(a), before(0), to(a.rank), index(0) {
+    // For two the code would be longer, and no faster.
+    static constexpr u32 UNROLL = G > 2 ? G : 1;
+
+    __device__ __forceinline__ Exchange(const Arguments& a) : a(a), before(0) {
         const u32 thread = threadIdx.x % 32, lane_ = lane_of_warp();
+        lane.lane = lane_;
+        rounds = steps_of<P>(a.steps, lane_);
+        // What is needed first is on its way before anything else is asked for.
+        load(1, 0);
         const bool is_peer = thread < a.ranks && thread != a.rank;
         const Peer& peer = a.peers[thread % MAX_RANKS];
         sends = is_peer ? steps_of<P>(peer.send_steps, lane_) : 0;
@@ -56,46 +63,86 @@ template <class P> struct Exchange {
         lane.begin(is_peer ? peer.inbox : nullptr, a.own + (thread < a.rank ? thread : thread - 1), lane_, a.abort);
     }
 
-    // How often the warp goes round.
-    __device__ __forceinline__ u32 rounds() {
-        u32 most = sends > receives ? sends : receives;
+    // The rank that follows this one at a distance.
+    __device__ __forceinline__ u32 at(u32 distance) const {
+        const u32 rank = a.rank + distance;
+        return rank < a.ranks ? rank : rank - a.ranks;
+    }
+
+    // Reads step i for the peers from this distance on.
+    __device__ __forceinline__ void load(u32 distance, u32 i) {
+        const u64 start = start_of<P>(i, lane.lane);
+#pragma unroll
+        for (u32 g = 0; g < G; g++) {
+            if (g > 0 && (a.same || distance + g >= a.ranks)) break;
+            const Peer& peer = a.peers[at(distance + g)];
+            load_step<P>(next[g], peer.send + start, (long long)(peer.send_bytes - start));
+        }
+    }
+
+    // Sends step i to the peers that get one, as the `nth` of this call.
+    __device__ __forceinline__ void send(u32 i, u32 nth) {
+        const u32 readers = __ballot_sync(ALL, i < sends);
+        if (readers == 0) return;
 #pragma unroll 1
-        for (u32 d = MAX_RANKS / 2; d > 0; d /= 2) {
-            const u32 other = __shfl_xor_sync(ALL, most, d);
-            most = most > other ? most : other;
+        for (u32 distance = 1; distance < a.ranks; distance += G) {
+            if (distance == 1 ? i > 0 : !a.same) load(distance, i);
+#pragma unroll(UNROLL)
+            for (u32 g = 0; g < G; g++) {
+                if (distance + g >= a.ranks) break;
+                const u32 to = at(distance + g);
+                if (readers >> to & 1) lane.send(a.peers[to].inbox, to, next[0], nth);
+                if (!a.same) shift(next);
+            }
         }
-        return __shfl_sync(ALL, most, 0);
     }
 
-    // Goes to the next step to be sent, and reads its data.
-    __device__ __forceinline__ void advance() {
-        if (++to == a.ranks) to = 0;
-        if (to == a.rank) {
-            if (++to == a.ranks) to = 0;
-        }
-        const Peer& peer = a.peers[to];
-        const u64 start = start_of<P>(index, lane.lane);
-        load_step<P>(next, peer.send + start, (long long)(peer.send_bytes - start));
+    // Registers have no index: the next of the steps comes to the first place. Free in a loop that is unrolled.
+    static __device__ __forceinline__ void shift(u64 (&steps)[G][P::UNITS]) {
+#pragma unroll
+        for (u32 g = 0; g + 1 < G; g++)
+#pragma unroll
+            for (u32 u = 0; u < P::UNITS; u++) steps[g][u] = steps[g + 1][u];
     }
 
-    // Sends every peer the step with this index, if it has one. Index -1 only reads the data of the first.
-    __device__ __forceinline__ void send(int i) {
+    // Sends all peers the same step.
+    __device__ __forceinline__ void send_all(const u64 (&v)[P::UNITS], u32 nth) {
 #pragma unroll 1
-        for (u32 d = i < 0 ? a.ranks - 1 : 1; d < a.ranks; d++) {
-            if (i >= 0 && i < (int)__shfl_sync(ALL, sends, to)) lane.send(a.peers[to].inbox, to, next, before + i + 1);
-            index = d + 1 == a.ranks ? i + 1 : i;
-            advance();
-        }
+        for (u32 distance = 1; distance < a.ranks; distance++) lane.send(a.peers[at(distance)].inbox, at(distance), v, nth);
     }
 
-    __device__ __forceinline__ bool receive(u32 peer, u32 i, u64 (&v)[P::UNITS]) {
-        if (!lane.receive(a.own, a.rank, peer, v, before + i + 1)) return false;
-        const u32 expected = __shfl_sync(ALL, receives, peer);
-        if (expected == __shfl_sync(ALL, sends, peer))
-            lane.learn(peer, before + (i > 1 ? i - 1 : 0));
-        else if (i + DEPTH < expected + before)
-            lane.tell(a.peers[peer].inbox, peer, before + i + 1);
+    // Receives the `nth` step of each of these ranks, in their order; false if the call is aborted. With this rank among them, `use` is called
+    // for it, too, with nothing.
+    template <class F> __device__ __forceinline__ bool receive(u32 writers, u32 nth, F use) {
+#pragma unroll 1
+        for (u32 first = 0; first < a.ranks; first += G) {
+            const u32 wanted = writers >> first & (1 << G) - 1;
+            if (wanted == 0) continue;
+            u64 theirs[G][P::UNITS];
+            const u32 peers = wanted & ~(1 << a.rank >> first);
+            if (!lane.template receive_from<G>(a.own, a.rank, first, peers, theirs, nth)) return false;
+#pragma unroll(UNROLL)
+            for (u32 g = 0; g < G; g++, shift(theirs))
+                if (wanted >> g & 1) use(first + g, theirs[0]);
+        }
         return true;
+    }
+
+    // Those that have a step i for this rank.
+    __device__ __forceinline__ u32 writers(u32 i) const { return __ballot_sync(ALL, i < receives); }
+
+    // Step i of all has arrived and been read.
+    __device__ __forceinline__ void emptied(u32 i) {
+        if (i >= receives) return;
+        // Who has sent has begun this call, so it has emptied what was before.
+        learn(sends == receives && i > 1 ? before + i - 1 : 0);
+        if (sends != receives && i + DEPTH < before + receives)
+            store8_volatile(&fifos<P>(a.peers[lane.thread % MAX_RANKS].inbox)->numbers[lane.lane].credit, lane.received + before + i + 1);
+    }
+
+    // Every peer is known to have emptied so many steps of this call.
+    __device__ __forceinline__ void learn(u32 count) {
+        if (lane.acked < lane.sent + count) lane.acked = lane.sent + count;
     }
 
     __device__ __forceinline__ void end() {
@@ -113,7 +160,7 @@ template <class P> struct Once {
         const u32 thread = threadIdx.x % 32, lane_ = lane_of_warp();
         start = start_of<P>(0, lane_);
         // What most need first is on its way before anything else is asked for.
-        const Peer& first = a.peers[a.same ? a.rank : after(a.rank)];
+        const Peer& first = a.peers[after(a.rank)];
         load_step<P>(mine, first.send + start, (long long)(first.send_bytes - start));
         const bool is_peer = thread < a.ranks && thread != a.rank;
         const Peer& peer = a.peers[thread % MAX_RANKS];
@@ -180,55 +227,46 @@ template <class P, u32 G> static __device__ void move_once(const Arguments& a) {
 }
 
 // Moves blocks: every rank gives each rank what is for it.
-template <class P> static __device__ void move(const Arguments& a) {
-    Exchange<P> exchange(a);
-    const u32 lane = exchange.lane.lane;
+template <class P, u32 G> static __device__ void move(const Arguments& a) {
+    Exchange<P, G> exchange(a);
     const Peer& self = a.peers[a.rank];
-    const u32 own = self.recv != self.send ? steps_of<P>(self.recv_steps, lane) : 0;
-    u32 rounds = exchange.rounds();
-    if (rounds < own) rounds = own;
-    u64 v[P::UNITS];
-    // In round i, step i + 1 is sent, and step i received.
+    const u32 own = self.recv != self.send ? steps_of<P>(self.recv_steps, exchange.lane.lane) : 0;
 #pragma unroll 1
-    for (int i = -2; i < (int)rounds; i++) {
-        exchange.send(i + 1);
-        if (i < 0) continue;
-        const u64 start = start_of<P>(i, lane);
-        u32 peer = a.rank;
-#pragma unroll 1
-        for (u32 d = 0; d < a.ranks; d++) {
-            const Peer& from = a.peers[peer];
-            if (d == 0) {
-                if (i < (int)own) load_step<P>(v, from.send + start, from.recv_bytes - start);
-            } else if (i < (int)__shfl_sync(ALL, exchange.receives, peer)) {
-                if (!exchange.receive(peer, i, v)) return;
-            }
-            if (i < (int)(d == 0 ? own : __shfl_sync(ALL, exchange.receives, peer)))
-                store_step<P>(v, from.recv + start, from.recv_bytes - start);
-            peer = peer == 0 ? a.ranks - 1 : peer - 1;
-        }
+    for (int i = -1; i < (int)exchange.rounds; i++) {
+        exchange.send(i + 1, i + 2);
         if (exchange.lane.aborted) return;
+        if (i < 0) continue;
+        const u64 start = start_of<P>(i, exchange.lane.lane);
+        if (i < (int)own) {
+            u64 v[P::UNITS];
+            load_step<P>(v, self.send + start, (long long)(self.recv_bytes - start));
+            store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
+        }
+        const bool there = exchange.receive(exchange.writers(i), i + 1, [&](u32 peer, const u64 (&v)[P::UNITS]) {
+            const Peer& from = a.peers[peer];
+            store_step<P>(v, from.recv + start, (long long)(from.recv_bytes - start));
+        });
+        if (!there) return;
+        exchange.emptied(i);
     }
     exchange.end();
 }
 
 #ifndef ELEMENT
 
-template <class P> static __device__ __forceinline__ void move_short_or_long(const Arguments& a) {
+template <class P> static __device__ __forceinline__ void move_blocks(const Arguments& a) {
     come_after();
-    if (!a.once)
-        move<P>(a);
-    else if (a.ranks == 2)
+    if (a.steps <= P::LANES && a.ranks == 2)
         move_once<P, 1>(a);
-    else
+    else if (a.steps <= P::LANES)
         move_once<P, 4>(a);
+    else if (P::MOVES_AT_ONCE == 1 || a.ranks == 2)
+        move<P, 1>(a);
+    else
+        move<P, P::MOVES_AT_ONCE>(a);
 }
-extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll(const __grid_constant__ Arguments a) {
-    move_short_or_long<Ll>(a);
-}
-extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll128(const __grid_constant__ Arguments a) {
-    move_short_or_long<Ll128>(a);
-}
+extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll(const __grid_constant__ Arguments a) { move_blocks<Ll>(a); }
+extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll128(const __grid_constant__ Arguments a) { move_blocks<Ll128>(a); }
 
 #else
 
@@ -236,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) phalanx_move_ll128(const __
 template <class P> struct Factors {
     u64 bits = 0;  // of rank `thread`
 
-    __device__ bool exchange(Exchange<P>& exchange) {
+    template <u32 G> __device__ bool exchange(Exchange<P, G>& exchange) {
         const Arguments& a = exchange.a;
         Lane<P>& lane = exchange.lane;
         const u64 own = a.factor_is_address ? load_bytes((const u8*)a.factor, ELEMENT::SIZE) : a.factor;
@@ -266,6 +304,22 @@ template <class P, class A> struct Reducer {
     Sum<P, ELEMENT, A> sum;
     u32 op;
     Factors<P> factors;
+
+    __device__ __forceinline__ Reducer(u32 op) : op(op) {}
+
+    // Combines the `nth` step of every rank; of this one, what is in `v`, where the result goes.
+    template <u32 G> __device__ __forceinline__ bool receive(Exchange<P, G>& exchange, u64 (&v)[P::UNITS], u32 nth) {
+        const Arguments& a = exchange.a;
+        const bool there = exchange.receive((1 << a.ranks) - 1, nth, [&](u32 rank, u64 (&theirs)[P::UNITS]) {
+            if (rank == a.rank) {
+#pragma unroll
+                for (u32 u = 0; u < P::UNITS; u++) theirs[u] = v[u];
+            }
+            put(rank, theirs);
+        });
+        if (there) sum.finish(v, op, a.ranks);
+        return there;
+    }
 
     __device__ __forceinline__ void put(u32 rank, const u64 (&v)[P::UNITS]) {
         if (op == PRE_MUL_SUM) {
@@ -325,100 +379,67 @@ template <class P, class A, u32 G> static __device__ void reduce_once(const Argu
 }
 
 // Every rank gives each reader the block that is for it, and combines what it gets, in rank order.
-template <class P, class A> static __device__ void reduce(const Arguments& a) {
-    Exchange<P> exchange(a);
-    const u32 lane = exchange.lane.lane;
-    Reducer<P, A> reducer;
-    reducer.op = a.op;
+template <class P, class A, u32 G> static __device__ void reduce(const Arguments& a) {
+    Exchange<P, G> exchange(a);
+    Reducer<P, A> reducer(a.op);
     if (a.op == PRE_MUL_SUM && !reducer.factors.exchange(exchange)) return;
     const Peer& self = a.peers[a.rank];
-    const u32 rounds = exchange.rounds(), own = steps_of<P>(self.recv_steps, lane);
-    u64 v[P::UNITS], mine[P::UNITS];
-    // In round i, step i + 1 is sent, and step i combined.
+    const u32 own = steps_of<P>(self.recv_steps, exchange.lane.lane);
 #pragma unroll 1
-    for (int i = -2; i < (int)rounds; i++) {
-        const bool combines = i >= 0 && i < (int)own;
-        const u64 start = start_of<P>(i, lane);
-        if (combines) load_step<P>(mine, self.send + start, (long long)(self.recv_bytes - start));
-        exchange.send(i + 1);
-        if (combines) {
-#pragma unroll 1
-            for (u32 rank = 0; rank < a.ranks; rank++) {
-                if (rank == a.rank) {
-#pragma unroll
-                    for (u32 u = 0; u < P::UNITS; u++) v[u] = mine[u];
-                } else if (!exchange.receive(rank, i, v)) {
-                    return;
-                }
-                reducer.put(rank, v);
-            }
-            reducer.sum.finish(v, a.op, a.ranks);
-            store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
-        }
+    for (int i = -1; i < (int)exchange.rounds; i++) {
+        exchange.send(i + 1, exchange.before + i + 2);
         if (exchange.lane.aborted) return;
+        if (i < 0 || i >= (int)own) continue;
+        const u64 start = start_of<P>(i, exchange.lane.lane);
+        u64 v[P::UNITS];
+        load_step<P>(v, self.send + start, (long long)(self.recv_bytes - start));
+        if (!reducer.receive(exchange, v, exchange.before + i + 1)) return;
+        store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
+        exchange.emptied(i);
     }
     exchange.end();
 }
 
-template <class P, class A> static __device__ __forceinline__ void reduce_short_or_long(const Arguments& a) {
-    if (!a.once)
-        reduce<P, A>(a);
-    else if (a.ranks == 2)
-        reduce_once<P, A, 2>(a);
-    else
+template <class P, class A> static __device__ __forceinline__ void reduce_blocks(const Arguments& a) {
+    if (a.steps > P::LANES || a.op == PRE_MUL_SUM)
+        reduce<P, A, P::SUMS_AT_ONCE>(a);
+    else if (P::AT_ONCE > 2 && a.ranks > 2)
         reduce_once<P, A, P::AT_ONCE>(a);
+    else
+        reduce_once<P, A, 2>(a);
 }
 
 // An all_reduce in two hops: every rank combines one block, and gives it to all. A peer's `send` and `recv` are its block.
 template <class P, class A> static __device__ void two_hops(const Arguments& a) {
-    Exchange<P> exchange(a);
+    Exchange<P, P::SUMS_AT_ONCE> exchange(a);
     Lane<P>& lane = exchange.lane;
-    Reducer<P, A> reducer;
-    reducer.op = a.op;
+    Reducer<P, A> reducer(a.op);
     // As many steps for all, those of the longest block.
-    const u32 steps = steps_of<P>(a.peers[0].send_steps, lane.lane);
+    const u32 steps = exchange.rounds;
     if (a.op == PRE_MUL_SUM && !reducer.factors.exchange(exchange)) return;
+    const Peer& self = a.peers[a.rank];
     // Step i to be combined has number 2i, its result 2i + 1. Step i + 1 is sent before the result of step i, so that it travels
     // meanwhile.
-    u64 v[P::UNITS];
     const u32 first = exchange.before + 1;
 #pragma unroll 1
     for (int i = -1; i < (int)steps; i++) {
-        const u64 start = start_of<P>(i < 0 ? 0 : i, lane.lane), following = start_of<P>(i + 1, lane.lane);
-        if (i + 1 < (int)steps) {
-#pragma unroll 1
-            for (u32 peer = 0; peer < a.ranks; peer++) {
-                if (peer == a.rank) continue;
-                load_step<P>(v, a.peers[peer].send + following, (long long)(a.peers[peer].send_bytes - following));
-                lane.send(a.peers[peer].inbox, peer, v, first + 2 * (i + 1));
-            }
-        }
+        exchange.send(i + 1, first + 2 * (i + 1));
         if (i < 0) continue;
-#pragma unroll 1
-        for (u32 rank = 0; rank < a.ranks; rank++) {
-            if (rank == a.rank) {
-                load_step<P>(v, a.peers[rank].send + start, (long long)(a.peers[rank].send_bytes - start));
-            } else {
-                if (!lane.receive(a.own, a.rank, rank, v, first + 2 * i)) return;
-                lane.learn(rank, exchange.before + (i > 1 ? 2 * i - 2 : 0));
-            }
-            reducer.put(rank, v);
-        }
-        reducer.sum.finish(v, a.op, a.ranks);
-        store_step<P>(v, a.peers[a.rank].recv + start, (long long)(a.peers[a.rank].recv_bytes - start));
-#pragma unroll 1
-        for (u32 peer = 0; peer < a.ranks; peer++)
-            if (peer != a.rank) lane.send(a.peers[peer].inbox, peer, v, first + 2 * i + 1);
-#pragma unroll 1
-        for (u32 peer = 0; peer < a.ranks; peer++) {
-            if (peer == a.rank) continue;
-            if (!lane.receive(a.own, a.rank, peer, v, first + 2 * i + 1)) return;
-            lane.learn(peer, exchange.before + 2 * i + 1);
-            store_step<P>(v, a.peers[peer].recv + start, (long long)(a.peers[peer].recv_bytes - start));
-        }
-        if (lane.aborted) return;
+        const u64 start = start_of<P>(i, lane.lane);
+        u64 v[P::UNITS];
+        load_step<P>(v, self.send + start, (long long)(self.send_bytes - start));
+        if (!reducer.receive(exchange, v, first + 2 * i)) return;
+        exchange.learn(exchange.before + (i > 1 ? 2 * i - 2 : 0));
+        store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
+        exchange.send_all(v, first + 2 * i + 1);
+        const bool there = exchange.receive(exchange.writers(i), first + 2 * i + 1, [&](u32 peer, const u64 (&v)[P::UNITS]) {
+            const Peer& from = a.peers[peer];
+            store_step<P>(v, from.recv + start, (long long)(from.recv_bytes - start));
+        });
+        if (!there || lane.aborted) return;
+        exchange.learn(exchange.before + 2 * i + 1);
     }
-    exchange.sends = exchange.receives = 2 * steps;
+    if (exchange.sends > 0) exchange.sends = exchange.receives = 2 * steps;
     exchange.end();
 }
 
@@ -434,8 +455,8 @@ template <class P, class A> static __device__ void two_hops(const Arguments& a) 
         else                                                                                        \
             body<P, ELEMENT::Acc>(a);                                                               \
     }
-KERNEL(reduce_ll, Ll, reduce_short_or_long)
-KERNEL(reduce_ll128, Ll128, reduce_short_or_long)
+KERNEL(reduce_ll, Ll, reduce_blocks)
+KERNEL(reduce_ll128, Ll128, reduce_blocks)
 KERNEL(two_hops_ll, Ll, two_hops)
 KERNEL(two_hops_ll128, Ll128, two_hops)
 

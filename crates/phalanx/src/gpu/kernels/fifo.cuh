@@ -36,7 +36,8 @@ struct Ll {
     static constexpr u32 UNITS = 2;                  // pieces of 8 bytes that a thread has of a step
     static constexpr u32 BYTES = UNITS * 32 * 8;     // of data in a step
     static constexpr u32 SLOT = 2 * BYTES;
-    static constexpr u32 AT_ONCE = 4;                // ranks whose steps the registers hold in a reduction
+    // Ranks whose steps the registers hold: in a short reduction, a long one, and a long move. Long ones by LL are rare.
+    static constexpr u32 AT_ONCE = 4, SUMS_AT_ONCE = 1, MOVES_AT_ONCE = 1;
     // A thread's piece is at base(thread) + offset(unit) in the step's data.
     static __device__ __forceinline__ u32 base(u32 thread) { return thread * 8; }
     static __device__ __forceinline__ u32 offset(u32 unit) { return unit * 256; }
@@ -48,7 +49,7 @@ struct Ll128 {
     static constexpr u32 UNITS = 4;
     static constexpr u32 BYTES = UNITS / 2 * 480;
     static constexpr u32 SLOT = UNITS / 2 * 512;
-    static constexpr u32 AT_ONCE = 2;
+    static constexpr u32 AT_ONCE = 2, SUMS_AT_ONCE = 2, MOVES_AT_ONCE = 4;
     static __device__ __forceinline__ u32 base(u32 thread) { return thread / 8 * 120 + thread % 8 * 16; }
     static __device__ __forceinline__ u32 offset(u32 unit) { return unit / 2 * 480 + unit % 2 * 8; }
     // The last eight bytes of a line are its flag.

@@ -1,7 +1,7 @@
 //! Dispatch and combine of experts by own kernels (`gpu/kernels/experts.cu`): their scratch, their arguments, their launch.
 
 use super::choose::Protocol;
-use super::launch::{KernelArguments, KernelLaunch};
+use super::launch::{KernelArguments, KernelLaunch, launch};
 use super::peer_memory::{LocalMemory, PeerMemory, refusal};
 use super::setup::Direct;
 use super::tunables::{EXPERT_BLOCKS, EXPERT_WARPS, MAX_RANKS};
@@ -231,9 +231,10 @@ impl Communicator {
                 + usize::from(scratch.protocol == Protocol::Ll128);
             let blocks = [scratch.blocks_of(task) as u32, 1];
             let (threads, arguments) = (32 * EXPERT_WARPS as u32, KernelArguments::Experts(*arguments));
-            let launch = KernelLaunch::new(kernels.get(index), blocks, threads, call.stream, arguments);
-            // SAFETY: the caller's contract; the scratch lives until all ranks have left it.
-            unsafe { direct.launch(&self.device, &launch, &[], |stream| self.stream_of(stream)) }
+            let kernel = KernelLaunch::new(kernels.get(index), blocks, threads, call.stream, arguments);
+            direct.order(&self.device, &kernel, &[], |stream| self.stream_of(stream))?;
+            // SAFETY: the caller's contract; the scratch and the FIFOs live until all ranks have left them.
+            unsafe { launch(&self.device, &kernel) }
         };
         enqueue().map_err(|error| self.refused(error, &announced))
     }

@@ -8,12 +8,11 @@ use super::setup::Direct;
 use super::tunables::{MAX_RANKS, OVERLAPPED, SPREAD, WARPS};
 use crate::backend::nccl::device::GpuDevice;
 use crate::buffer::stream::GpuStream;
-use crate::contract::{Call, Operation};
+use crate::contract::Call;
 use crate::gpu::kernels::{Kernel, KernelModule, Kernels, check};
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
-use crate::types::op::ReductionCode;
 use cudarc::driver::sys;
 
 /// `Peer` in gpu/kernels/collectives.cu.
@@ -40,15 +39,8 @@ pub(super) struct Arguments {
     same: u32,
     factor: u64,
     factor_is_address: u32,
-    once: u32,
+    steps: u32,
     peers: [Peer; MAX_RANKS],
-}
-
-impl Arguments {
-    /// Most steps of a block.
-    fn steps(&self) -> usize {
-        self.peers.iter().map(|peer| peer.send_steps.max(peer.recv_steps)).max().unwrap_or(0) as usize
-    }
 }
 
 /// A kernel with its arguments, and where it runs.
@@ -74,7 +66,7 @@ impl KernelLaunch {
         KernelLaunch { kernel, blocks, threads, stream, beside: None, arguments }
     }
 
-    /// Runs beside the library's part of the same group, on this stream, so that neither waits for the other.
+    /// Runs beside the library's part of the same messages, on this stream, so that neither waits for the other.
     pub fn beside(&mut self, side: &GpuStream) {
         self.beside = Some(std::mem::replace(&mut self.stream, side.raw()));
     }
@@ -82,6 +74,10 @@ impl KernelLaunch {
     /// Whether it is launched while the kernel before it in the stream still runs, and then waits for that.
     fn overlaps(&self) -> bool {
         self.kernel.waits && self.blocks[0] * self.blocks[1] * (self.threads / 32) <= OVERLAPPED
+    }
+
+    pub fn is_beside(&self) -> bool {
+        self.beside.is_some()
     }
 
     /// Where what follows it is enqueued.
@@ -116,7 +112,7 @@ pub(crate) struct Order {
     last: Option<RawStream>,
 }
 
-/// Enqueues a launch.
+/// Enqueues a launch, which has its place among the communicator's kernels ([`Direct::order`]).
 ///
 /// # Safety
 /// The arguments are the kernel's, and the memory behind them lives until the stream's work is complete.
@@ -208,7 +204,7 @@ impl Direct {
             return Ok(self.fused(kernel, rank, call, norm));
         }
         let arguments = self.arguments(rank, call, algorithm);
-        let lanes = arguments.steps().clamp(1, algorithm.protocol.lanes());
+        let lanes = (arguments.steps as usize).clamp(1, algorithm.protocol.lanes());
         // Short calls spread over the GPU; long ones leave room for other communicators' kernels.
         let warps = lanes.div_ceil(SPREAD).next_power_of_two().min(WARPS);
         let (blocks, threads) = ([lanes.div_ceil(warps) as u32, 1], 32 * warps as u32);
@@ -216,12 +212,9 @@ impl Direct {
         Ok(KernelLaunch::new(kernel, blocks, threads, call.stream, arguments))
     }
 
-    /// Enqueues a launch, behind the kernels before, and behind what is in these streams.
-    ///
-    /// # Safety
-    /// That of [`prepare`](Direct::prepare).
+    /// Orders a launch behind the kernels before, and behind what is in these streams.
     #[inline]
-    pub unsafe fn launch(
+    pub fn order(
         &self,
         device: &GpuDevice,
         prepared: &KernelLaunch,
@@ -232,11 +225,8 @@ impl Direct {
             None => self.come_after(device, prepared.stream, &stream_of)?,
             Some(main) => self.leave(device, main, prepared.stream, &stream_of)?,
         }
-        for other in streams.iter().filter(|other| **other != prepared.stream) {
-            follow(device, *other, prepared.stream, &stream_of)?;
-        }
-        // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
-        unsafe { launch(device, prepared) }
+        let others = streams.iter().filter(|other| **other != prepared.stream);
+        others.copied().try_for_each(|other| follow(device, other, prepared.stream, &stream_of))
     }
 
     pub(super) fn loaded(&self, device: &GpuDevice, module: KernelModule) -> Result<&Kernels> {
@@ -289,22 +279,21 @@ impl Direct {
 
     fn arguments(&self, rank: usize, call: &Call<'_>, algorithm: Algorithm) -> Arguments {
         let (factor, is_address) = factor(call);
-        let mut arguments = Arguments {
+        let peers = self.peers(rank, call, algorithm);
+        let block = |peer: &Peer| (peer.send, peer.send_bytes);
+        let same = peers[..self.topology.ranks].iter().all(|peer| block(peer) == block(&peers[rank]));
+        Arguments {
             own: self.own,
             abort: self.abort_word(),
             rank: rank as u32,
             ranks: self.topology.ranks as u32,
             op: call.reduction.code as u32,
-            same: u32::from(call.operation == Operation::AllReduce && !algorithm.two_hops),
+            same: u32::from(same),
             factor,
             factor_is_address: u32::from(is_address),
-            once: 0,
-            peers: self.peers(rank, call, algorithm),
-        };
-        let is_once = arguments.steps() <= algorithm.protocol.lanes()
-            && call.reduction.code != ReductionCode::PreMulSum;
-        arguments.once = u32::from(is_once && !algorithm.two_hops);
-        arguments
+            steps: peers.iter().map(|peer| peer.send_steps.max(peer.recv_steps)).max().unwrap_or(0),
+            peers,
+        }
     }
 
     /// The blocks for and from each rank.
