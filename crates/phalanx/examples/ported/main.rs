@@ -38,7 +38,7 @@
 //! | `rsmpi/split` | `examples/split.rs` | 80 | 31 |
 //! | `rsmpi/vector` | `examples/vector.rs` | 38 | 19 |
 //! | `rsmpi/wait_any` | `examples/wait_any.rs` | 33 | 19 |
-//! | `nccl4py/allreduce` | `docs/examples/03_collectives/01_allreduce/python/allreduce.py` | 65 | 23 |
+//! | `nccl4py/allreduce` | `docs/examples/03_collectives/01_allreduce/python/allreduce.py` | 65 | 26 |
 //! | `nccl4py/allreduce_basic` | `bindings/nccl4py/examples/01_basic/01_allreduce.py` | 39 | 13 |
 //! | `nccl4py/allreduce_ub` | `docs/examples/04_user_buffer_registration/01_allreduce/python/allreduce_ub.py` | 72 | 17 |
 //! | `nccl4py/multiple_devices_single_process` | `docs/examples/01_communicators/01_multiple_devices_single_process/python/multiple_devices_single_process.py` | 54 | 15 |
