@@ -1,6 +1,6 @@
 //! Messages whose sender, tag or length the receiver does not know.
 
-use crate::world::both;
+use crate::world::{Done, both, outcome, same};
 use libtest_mimic::Trial;
 use phalanx::{BackendKind, Comm, Envelope, Error};
 use phalanx_testkit::Scenario;
@@ -11,6 +11,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("any_source/in_groups", |comm, _| in_groups(&comm)),
     Scenario::rank("any_source/of_all", |comm, _| of_all(&comm)),
     Scenario::rank("any_source/lengths", |comm, _| lengths(&comm)),
+    Scenario::rank("any_source/values", |comm, _| outcome(values(&comm))),
     Scenario::rank("any_source/probes", |comm, _| probes(&comm)),
     Scenario::rank("any_source/beside_receives", |comm, _| beside_receives(&comm)),
 ];
@@ -213,4 +214,27 @@ fn in_groups(comm: &Comm) -> Outcome {
         expect(elsewhere == [(ranks - 1 - source) as u64], || format!("elsewhere: {elsewhere:?}"))?;
     }
     Ok(String::new())
+}
+
+/// Messages of one value, from a rank that is named or from any.
+fn values(comm: &Comm) -> Done {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    same("around", comm.send_recv_value(rank as u16, next, previous)?, previous as u16)?;
+    if rank > 0 {
+        comm.send_value(rank as f32, 0)?;
+        same("from rank 0", comm.recv_value::<u128>(0)?, u128::MAX)?;
+        return Ok(());
+    }
+    let mut sources = Vec::new();
+    for _ in 1..ranks {
+        let (value, source) = comm.recv_any_value::<f32>()?;
+        same("from any rank", value, source as f32)?;
+        sources.push(source);
+        comm.send_value(u128::MAX, source)?;
+    }
+    sources.sort_unstable();
+    same("from each rank", sources, (1..ranks).collect::<Vec<_>>())?;
+    same("to oneself", comm.send_value(1u8, 0).is_err(), true)?;
+    Ok(())
 }

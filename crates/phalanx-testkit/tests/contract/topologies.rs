@@ -35,13 +35,23 @@ fn groups(comm: &Comm) -> Done {
             }
         }
     }
+    // Three groups at once, and one that some ranks are outside of.
+    let own = RankGroup::new((rank % 3..ranks).step_by(3))?;
+    let part = comm.split_group(&own)?.ok_or("no communicator")?;
+    same("one of three groups", part.all_gather_value(rank)?, own.ranks().to_vec())?;
+    let first = if rank % 3 == 0 { own } else { RankGroup::default() };
+    let part = comm.split_group(&first)?;
+    same("in the first group", part.is_some(), rank % 3 == 0)?;
+    if let Some(part) = part {
+        same("the first group", part.all_gather_value(rank)?, first.ranks().to_vec())?;
+    }
     Ok(())
 }
 
-/// Groups that differ are an error on every rank, and nobody waits.
+/// Groups that differ between their ranks are an error on every rank, and nobody waits.
 fn differing_groups(comm: &Comm) -> Done {
     let (rank, last) = (comm.rank(), comm.world_size() - 1);
-    let group = if rank == last { RankGroup::from(0..0) } else { RankGroup::from(0..1) };
+    let group = RankGroup::from(if rank == last { last..last + 1 } else { 0..last + 1 });
     let error = comm.split_group(&group).err().map(|error| error.to_string()).unwrap_or_default();
     let says = if last == 0 { "" } else { &format!("those of ranks 0 and {last} differ") };
     same(&error, error.contains(says) && error.is_empty() == (last == 0), true)?;

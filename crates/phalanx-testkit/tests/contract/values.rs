@@ -35,6 +35,19 @@ fn single(comm: &Comm) -> Done {
     }
     same("all", comm.all_gather_value(rank as u64)?, (0..ranks as u64).collect::<Vec<_>>())?;
     same("shared", comm.all_gather_value(1.5f32)?, vec![1.5; ranks])?;
+    let triangle = |n: usize| (n * (n + 1) / 2) as u64;
+    same("scan", comm.scan_value(rank as u64, ReduceOp::Sum)?, triangle(rank))?;
+    let before = comm.exclusive_scan_value(rank as u64 + 1, ReduceOp::Sum)?;
+    same("exclusive scan", before, (rank > 0).then(|| triangle(rank)))?;
+    for root in 0..ranks {
+        let is_root = rank == root;
+        let sum = comm.reduce_value(rank as u64, ReduceOp::Sum, root)?;
+        same("reduce", sum, is_root.then(|| triangle(ranks - 1)))?;
+        same("gather", comm.gather_value(rank, root)?, is_root.then(|| (0..ranks).collect()))?;
+        let dealt: Vec<usize> =
+            if is_root { (0..ranks).map(|to| to * 10 + root).collect() } else { Vec::new() };
+        same("scatter", comm.scatter_values(&dealt, root)?, rank * 10 + root)?;
+    }
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::process::Command;
 type Job = (&'static str, &'static [&'static str]);
 
 /// Without kernels of their own.
-const ANYWHERE: [Job; 10] = [
+const ANYWHERE: [Job; 21] = [
     ("all_reduce_gpu 2", &["[1.0, 1.0]"]),
     ("kv_cache", &["20 prompts in a cache of 64 blocks", "20 prompts of 192 tokens are right"]),
     ("phalanx launch -n 2 -- kv_cache 9", &["9 prompts of 192 tokens are right"]),
@@ -39,6 +39,17 @@ const ANYWHERE: [Job; 10] = [
         "phalanx perf all_gather -g 2 -z 1 -b 64 -e 64K -f 64 -n 3 -w 1",
         &["2 ranks (threads)", "Each iteration is waited for", "0 OK"],
     ),
+    ("ported nccl4py/allreduce", &["nccl4py/allreduce passed"]),
+    ("ported nccl4py/allreduce_basic", &["rank 1 has [1.0]", "passed"]),
+    ("ported nccl4py/allreduce_ub", &["rank 1 has", "passed"]),
+    ("ported nccl4py/multiple_devices_single_process", &["GPU 1: ", "passed"]),
+    ("ported nccl4py/ring_pattern", &["GPU 1 received the buffer of GPU 0", "passed"]),
+    ("ported nccl4py/send_recv", &["rank 1 sent 101 and received [100.0]", "passed"]),
+    ("ported cudarc/all_reduce", &["cudarc/all_reduce passed"]),
+    ("ported cudarc/all_reduce_views", &["cudarc/all_reduce_views passed"]),
+    ("ported cudarc/single_thread", &["cudarc/single_thread passed"]),
+    ("phalanx launch -n 2 -- ported nccl4py/send_recv", &["received [100.0]", "passed"]),
+    ("phalanx launch -n 2 -- ported nccl4py/allreduce_ub", &["rank 1 has", "passed"]),
 ];
 
 /// What `perf` measures, and verifies.

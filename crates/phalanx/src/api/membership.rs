@@ -32,6 +32,26 @@ impl Comm {
         Ok(part?.map(|backend| Comm::new(backend.into(), name)))
     }
 
+    /// A communicator of the same ranks in the same order, with messages, an order of calls and failures of its own. `MPI_Comm_dup`.
+    ///
+    /// Collective, as [`split`](Comm::split). For a library whose messages must not meet its caller's. A communicator for several threads
+    /// of a rank is what [`share`](Comm::share) makes.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    ///     let own = comm.duplicate()?;
+    ///     assert_eq!((own.rank(), own.world_size()), (comm.rank(), comm.world_size()));
+    ///     own.barrier()
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    pub fn duplicate(&self) -> Result<Comm> {
+        self.split_with_color(0)
+    }
+
     /// The communicator of the ranks on this host, in the order of their ranks here. `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED`.
     ///
     /// Collective, as [`split`](Comm::split). [`host_topology`](Comm::host_topology) says which ranks share a host.

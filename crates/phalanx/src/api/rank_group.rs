@@ -151,23 +151,54 @@ impl Comm {
 
     /// Makes the communicator of a group of ranks of this one; the others get `None`. `MPI_Comm_create`.
     ///
-    /// Collective, with the same group on every rank. The group's order is the order of the new ranks.
+    /// Collective. All ranks of a group pass this group, whose order is the order of the new ranks. Groups without a common rank can be
+    /// made in one call. A rank outside of all groups passes one of them, or an empty one.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// use phalanx::RankGroup;
+    ///
+    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    ///     let odd = RankGroup::new([1, 3])?;
+    ///     let even = comm.rank_group().difference(&odd);
+    ///     let own = if odd.contains(comm.rank()) { &odd } else { &even };
+    ///     let part = comm.split_group(own)?.expect("this rank is in its group");
+    ///     assert_eq!(part.all_gather_value(comm.rank())?, own.ranks());
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// [`UsageError`]: a rank that there is not; or, the same on every rank, groups that differ. The communicator works on.
+    /// [`UsageError`]: a rank that there is not; or, the same on every rank, two ranks of a group that pass different ones. The communicator
+    /// works on.
     pub fn split_group(&self, group: &RankGroup) -> Result<Option<Comm>> {
         let operation = "split_group";
         group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;
         let all = self.all_gather_value(group.fingerprint())?;
-        if let Some(rank) = all.iter().position(|other| *other != all[0]) {
-            let expected = format!("the same group on every rank: those of ranks 0 and {rank} differ");
-            let (name, value) = (format!("{operation}: group"), format!("{:?}", group.ranks()));
-            return Err(UsageError::Setting { name, value, expected }.into());
+        let mut color = 0;
+        if all.iter().any(|other| *other != all[0]) {
+            let differing = group.ranks().iter().find(|member| all[**member] != all[self.rank()]);
+            let differing = self.all_gather_value(differing.map_or(NOBODY, |member| *member as u64))?;
+            if let Some(rank) = differing.iter().position(|member| *member != NOBODY) {
+                let other = differing[rank];
+                let expected =
+                    format!("the same group on all ranks of it: those of ranks {rank} and {other} differ");
+                let (name, value) = (format!("{operation}: group"), format!("{:?}", group.ranks()));
+                return Err(UsageError::Setting { name, value, expected }.into());
+            }
+            // Groups without a common rank have different smallest ranks.
+            color = group.ranks().iter().min().map_or(0, |rank| *rank as u32);
         }
         let place = group.place_of(self.rank());
-        self.split(place.map(|_| 0), place.unwrap_or(0) as i64)
+        self.split(place.map(|_| color), place.unwrap_or(0) as i64)
     }
 }
+
+/// Stands for no rank.
+const NOBODY: u64 = u64::MAX;
 
 impl Comm {
     /// Makes the communicator of a group of ranks, which alone call it. `MPI_Comm_create_group`.

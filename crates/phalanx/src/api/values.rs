@@ -1,4 +1,4 @@
-//! Collectives of one value for each rank, and of lists whose lengths the other ranks do not know.
+//! Collectives and messages of one value, and collectives of lists whose lengths the other ranks do not know.
 
 use super::comm::Comm;
 use crate::buffer::Uninit;
@@ -6,6 +6,7 @@ use crate::types::dtype::Plain;
 use crate::types::error::{Error, Result};
 use crate::types::op::Reduction;
 use std::io;
+use std::mem::MaybeUninit;
 
 /// Elements from all ranks, in rank order.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +49,9 @@ impl<T> RankBlocks<T> {
 ///     assert_eq!(comm.all_reduce_value(rank, ReduceOp::Max)?, 2);
 ///     assert_eq!(comm.broadcast_value(10 * rank, 1)?, 10);
 ///     assert_eq!(comm.all_gather_value(rank)?, [0, 1, 2]);
+///     assert_eq!(comm.scan_value(rank, ReduceOp::Sum)?, [0, 1, 3][comm.rank()]);
+///     // The results of a root are `None` elsewhere.
+///     assert_eq!(comm.gather_value(rank, 0)?, (comm.rank() == 0).then(|| vec![0, 1, 2]));
 ///     Ok(())
 /// })?
 /// .into_iter()
@@ -74,6 +78,83 @@ impl Comm {
         let mut values = vec![value; self.world_size()];
         self.all_gather(&[value], &mut values)?;
         Ok(values)
+    }
+
+    /// [`reduce`](Comm::reduce) of one value: combines all ranks' values, for the root. Other ranks get `None`. `MPI_Reduce`.
+    pub fn reduce_value<T: Plain>(
+        &self,
+        value: T,
+        op: impl Into<Reduction<T>>,
+        root: usize,
+    ) -> Result<Option<T>> {
+        let mut value = [value];
+        self.reduce_in_place(&mut value, op, root)?;
+        Ok((self.rank() == root).then_some(value[0]))
+    }
+
+    /// [`gather`](Comm::gather) of one value: all ranks' values in rank order, for the root. Other ranks get `None`. `MPI_Gather`.
+    pub fn gather_value<T: Plain>(&self, value: T, root: usize) -> Result<Option<Vec<T>>> {
+        let is_root = self.rank() == root;
+        let mut values = if is_root { vec![value; self.world_size()] } else { Vec::new() };
+        self.gather(&[value], &mut values, root)?;
+        Ok(is_root.then_some(values))
+    }
+
+    /// [`scatter`](Comm::scatter) of one value for each rank: rank `r` gets the root's `values[r]`. What others pass is ignored, such as
+    /// `&[]`. `MPI_Scatter`.
+    pub fn scatter_values<T: Plain>(&self, values: &[T], root: usize) -> Result<T> {
+        one(|place| self.scatter(values, place, root))
+    }
+
+    /// [`scan`](Comm::scan) of one value: combines the values of the ranks up to this one. `MPI_Scan`.
+    pub fn scan_value<T: Plain>(&self, value: T, op: impl Into<Reduction<T>>) -> Result<T> {
+        let mut value = [value];
+        self.scan_in_place(&mut value, op)?;
+        Ok(value[0])
+    }
+
+    /// [`exclusive_scan`](Comm::exclusive_scan) of one value: combines the values of the ranks before this one. Rank 0 gets `None`.
+    /// `MPI_Exscan`.
+    pub fn exclusive_scan_value<T: Plain>(&self, value: T, op: impl Into<Reduction<T>>) -> Result<Option<T>> {
+        let mut value = [value];
+        self.exclusive_scan_in_place(&mut value, op)?;
+        Ok((self.rank() > 0).then_some(value[0]))
+    }
+
+    /// [`send`](Comm::send) of one value. `MPI_Send`.
+    pub fn send_value<T: Plain>(&self, value: T, peer: usize) -> Result<()> {
+        self.send(&[value], peer)
+    }
+
+    /// [`recv`](Comm::recv) of one value. `MPI_Recv`.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    ///     if comm.rank() == 0 {
+    ///         return comm.send_value(1.5, 1);
+    ///     }
+    ///     assert_eq!(comm.recv_value::<f64>(0)?, 1.5);
+    ///     Ok(())
+    /// })?
+    /// .into_iter()
+    /// .collect()
+    /// # }
+    /// ```
+    pub fn recv_value<T: Plain>(&self, peer: usize) -> Result<T> {
+        one(|place| self.recv(place, peer))
+    }
+
+    /// [`recv_any`](Comm::recv_any) of one value: the value, and the rank that sent it. `MPI_Recv` from `MPI_ANY_SOURCE`.
+    pub fn recv_any_value<T: Plain>(&self) -> Result<(T, usize)> {
+        let mut source = 0;
+        let value = one(|place| self.recv_any(place).map(|rank| source = rank))?;
+        Ok((value, source))
+    }
+
+    /// [`send_recv`](Comm::send_recv) of one value: sends it to `dest`, and answers the one from `source`. `MPI_Sendrecv_replace`.
+    pub fn send_recv_value<T: Plain>(&self, value: T, dest: usize, source: usize) -> Result<T> {
+        one(|place| self.send_recv(&[value], dest, place, source))
     }
 }
 
@@ -132,6 +213,15 @@ impl Comm {
 
 fn as_counts(lengths: &[u64]) -> Vec<usize> {
     lengths.iter().map(|length| *length as usize).collect()
+}
+
+/// One element, which the operation writes.
+fn one<T: Plain>(operation: impl FnOnce(&mut Uninit<'_, T>) -> Result<()>) -> Result<T> {
+    let mut element = [MaybeUninit::uninit()];
+    operation(&mut Uninit(&mut element))?;
+    let [element] = element;
+    // SAFETY: the operation succeeded, and this rank receives every element of its buffer (`Output`'s contract).
+    Ok(unsafe { element.assume_init() })
 }
 
 /// The sum, or a length for which there is no memory.

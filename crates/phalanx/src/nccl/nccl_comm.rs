@@ -149,6 +149,9 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 /// `suspend` and `resume`, signals, and capturing a [`Graph`](super::Graph). A group that leaves a rank out,
 /// or started operations that are waited for before all ranks have started theirs, end at the deadline.
 ///
+/// There, also call [`sync`](Comm::sync) on every communicator before a buffer is dropped: cudarc frees the memory of a default stream on that of
+/// the GPU that the thread used last, which does not wait for the other GPUs.
+///
 /// **Moved to another thread**, a communicator supports all of this. Then move all of them, one to each
 /// thread: several on one thread wait for each other until the deadline, and one that stays behind is refused
 /// the calls that the others wait for. [`phalanx::run`](crate::run) makes ranks that have a thread each from

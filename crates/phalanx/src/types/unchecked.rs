@@ -2,7 +2,7 @@
 
 use super::error::Result;
 use super::object_error::ObjectError;
-use bytemuck::{AnyBitPattern, CheckedBitPattern, NoUninit, Zeroable};
+use bytemuck::{CheckedBitPattern, NoUninit, Pod, Zeroable};
 use std::any::type_name;
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -10,7 +10,8 @@ use std::mem::MaybeUninit;
 /// The bytes of a `bool`, a `char`, or an enum without fields: not all bytes are one of these, so what arrives is checked before it is
 /// used. [`Plain`](crate::Plain), as long as `T`.
 ///
-/// For any type that is `bytemuck::NoUninit` and `bytemuck::CheckedBitPattern`, which can be derived.
+/// For any type that is `bytemuck::NoUninit` and `bytemuck::CheckedBitPattern`, which can be derived. It is `bytemuck::Pod`: a struct with a
+/// flag has it as a field.
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
@@ -24,6 +25,15 @@ use std::mem::MaybeUninit;
 ///
 ///     let letter = comm.broadcast_value(Unchecked::new('ä'), 0)?.get()?;
 ///     assert_eq!(letter, 'ä');
+///
+///     #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+///     #[repr(C)]
+///     struct Task {
+///         number: u8,
+///         is_last: Unchecked<bool>,
+///     }
+///     let task = comm.broadcast_value(Task { number: 7, is_last: true.into() }, 0)?;
+///     assert!(task.is_last.get()?);
 ///     Ok(())
 /// })?
 /// .into_iter()
@@ -39,10 +49,9 @@ pub struct Unchecked<T: Copy>(
 
 // SAFETY: zeros are bytes.
 unsafe impl<T: CheckedBitPattern> Zeroable for Unchecked<T> {}
-// SAFETY: any bytes are valid, since none is read as a `T` before it was checked.
-unsafe impl<T: CheckedBitPattern + 'static> AnyBitPattern for Unchecked<T> {}
-// SAFETY: the layout is that of `T`, which has no padding; there is a value or bytes from the beginning.
-unsafe impl<T: CheckedBitPattern + NoUninit + 'static> NoUninit for Unchecked<T> {}
+// SAFETY: any bytes are valid, since none is read as a `T` before it was checked. They are all initialised, and without interior
+// mutability: the layout is that of `T`, which is `NoUninit`, and there is a value or bytes from the beginning.
+unsafe impl<T: CheckedBitPattern + NoUninit + 'static> Pod for Unchecked<T> {}
 
 impl<T: CheckedBitPattern + NoUninit + 'static> Unchecked<T> {
     /// The bytes of a value.

@@ -3,6 +3,7 @@
 #[cfg(target_os = "linux")]
 use phalanx_testkit::built::binary;
 use phalanx_testkit::built::example;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn text(output: &Output) -> String {
@@ -111,6 +112,72 @@ fn array_checkpoint_is_read_by_other_numbers_of_ranks() {
         Command::new(example("array_checkpoint")).args(["2", "load", "/nowhere"]).output().expect("it runs");
     let text = text(&output);
     assert!(!output.status.success() && text.contains("No such file"), "{text}");
+}
+
+/// The ported programs on host memory: the example, and their names.
+fn ported_on_host() -> (PathBuf, Vec<String>) {
+    let program = example("ported");
+    let output = Command::new(&program).output().expect("it runs");
+    let text = text(&output);
+    assert!(!output.status.success() && text.contains("usage: ported PROGRAM [RANKS]"), "{text}");
+    let names: Vec<String> =
+        text.lines().map(str::trim).filter(|line| line.starts_with("rsmpi/")).map(str::to_owned).collect();
+    assert!(names.len() >= 22, "{text}");
+    (program, names)
+}
+
+#[test]
+fn ported_programs_pass_with_any_number_of_ranks() {
+    let (program, names) = ported_on_host();
+    for name in names {
+        for ranks in ["1", "2", "3", "4"] {
+            let output = Command::new(&program).args([&name, ranks]).output().expect("it runs");
+            let text = text(&output);
+            assert!(output.status.success(), "{name} {ranks}: {text}");
+            assert!(text.contains(&format!("{name} passed\n")), "{name} {ranks}: {text}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ported_programs_pass_under_a_launcher() {
+    let ((program, names), launcher) = (ported_on_host(), binary("phalanx"));
+    for name in names {
+        let mut command = Command::new(&launcher);
+        command.args(["launch", "-n", "3", "--"]).arg(&program).arg(&name).env("PHALANX_TIMEOUT", "60");
+        let output = command.output().expect("it runs");
+        let text = text(&output);
+        assert!(output.status.success(), "{name}: {text}");
+        assert_eq!(text.matches(&format!("{name} passed\n")).count(), 3, "{text}");
+    }
+}
+
+/// Lines that are neither blank nor comments.
+fn lines_of_code(file: &Path) -> usize {
+    let source = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    source.lines().map(str::trim).filter(is_code).count()
+}
+
+/// The table of the ported programs has each of them, with the lines that its file has.
+#[test]
+fn the_table_of_ported_programs_has_their_lines() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let main = std::fs::read_to_string(package.join("examples/ported/main.rs")).unwrap();
+    let entries = main.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.split_once('"'));
+    for (name, rest) in entries {
+        let row = main.lines().find(|line| line.starts_with(&format!("//! | `{name}` |")));
+        let row = row.unwrap_or_else(|| panic!("{name} has no row"));
+        let own = row.trim_end_matches([' ', '|']).rsplit(' ').next().unwrap();
+        // `init` and `finalize` of programs for ranks are in the file of all.
+        let added = if rest.contains("AllGpus") { 0 } else { 2 };
+        let lines = lines_of_code(&package.join(format!("examples/ported/{name}.rs"))) + added;
+        assert_eq!(own, lines.to_string(), "{row}");
+    }
+    let row = main.lines().find(|line| line.contains("phalanx-candle/examples/train_ddp.rs")).unwrap();
+    let lines = lines_of_code(&package.join("../phalanx-candle/examples/train_ddp.rs"));
+    assert!(row.ends_with(&format!(" {lines} |")), "{lines}: {row}");
 }
 
 #[test]
