@@ -118,7 +118,7 @@ fn call(protocol: &'static Protocol, calls: Call, number: u64, rank: usize) {
         same: 0,
         factor: 0,
         factor_is_address: 0,
-        steps: calls.iter().flat_map(|steps| steps.iter()).copied().max().unwrap_or(0),
+        steps: peers.iter().map(|peer| peer.send_steps.max(peer.recv_steps)).max().unwrap_or(0),
         peers,
     };
     shuttle::future::block_on(moving::move_blocks(&arguments, &Grid, protocol, 0));

@@ -91,7 +91,8 @@ pub fn store_step(step: &Step, block: u64, bytes: u64, start: u64) {
     unsafe { std::ptr::copy_nonoverlapping(step.as_ptr().cast::<u8>(), (block + start) as *mut u8, there) }
 }
 
-/// An exchange in rounds: in round i, every rank sends step i + 1 to all before it receives step i from all.
+/// An exchange in rounds: in round i, every rank sends step i + 1 to all before it receives step i from all. The kernels have another form for
+/// a single step (`Once`), which is not emulated: it leaves the same numbers.
 pub struct Exchange<'a> {
     pub arguments: &'a Arguments,
     pub lane: Lane<'a>,
@@ -157,7 +158,7 @@ impl<'a> Exchange<'a> {
             let (sends, receives) = (self.sends[peer], self.receives[peer]);
             if i < receives {
                 // Who has sent has begun this call, so it has emptied what was before.
-                let known = if sends == receives && i > 1 { self.before + i - 1 } else { 0 };
+                let known = if sends == receives { self.before + i.saturating_sub(1) } else { 0 };
                 self.lane.learn(peer, known);
                 if sends != receives && i + DEPTH < self.before + receives {
                     self.lane.tell(peer, self.before + i + 1);

@@ -123,7 +123,9 @@ pub async fn two_hops<E: Convert<A>, A: Number>(
         if !combine(&mut exchange, &mut sum, &factors, &mut step, first + 2 * i).await {
             return;
         }
-        exchange.learn(before + if i > 1 { 2 * i - 2 } else { 0 });
+        if i == 0 {
+            exchange.learn(before);
+        }
         store_step(&step, own.recv, own.recv_bytes, start);
         for distance in 1..arguments.ranks() {
             let to = (arguments.rank() + distance) % arguments.ranks();

@@ -33,6 +33,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("own_kernels/exchanges", exchanges),
     Scenario::rank("own_kernels/messages_on_streams", messages_on_streams),
     Scenario::rank("own_kernels/messages_beside_the_library", messages_beside_the_library),
+    Scenario::rank("own_kernels/groups_beside_the_library", groups_beside_the_library),
     Scenario::rank("own_kernels/streams", on_streams),
     Scenario::rank("own_kernels/synced", synced),
     Scenario::rank("own_kernels/crossed", crossed),
@@ -46,7 +47,7 @@ pub const SCENARIOS: &[Scenario] = &[
 /// A trial's scenario, and its worlds: an algorithm, the kind of the ranks, and their number.
 type Worlds = (&'static str, &'static [(&'static str, &'static str, usize)]);
 
-const WORLDS: [Worlds; 13] = [
+const WORLDS: [Worlds; 14] = [
     (
         "shapes",
         &[
@@ -76,6 +77,7 @@ const WORLDS: [Worlds; 13] = [
     ("exchanges", &[("ll", "processes", 2), ("ll128", "threads", 3), ("auto", "threads", 4)]),
     ("messages_on_streams", &[("auto", "threads", 2), ("ll128", "processes", 2), ("auto", "threads", 3)]),
     ("messages_beside_the_library", &[("auto", "threads", 2), ("auto", "processes", 2)]),
+    ("groups_beside_the_library", &[("auto", "threads", 3), ("ll128", "processes", 3)]),
     ("streams", &[("ll", "processes", 2), ("ll128", "threads", 4)]),
     ("synced", &[("auto", "threads", 2), ("auto", "processes", 2)]),
     ("crossed", &[("ll", "threads", 2), ("ll128", "threads", 4), ("ll", "processes", 3)]),
@@ -476,6 +478,45 @@ fn messages_beside_the_library(comm: Comm, _: &[String]) -> Outcome {
         }
         let got = streams[1].clone_dtoh(&received).context(|| "download".into())?;
         same(format!("the short one, round {round}"), &got, &values(1 - rank, 1000))?;
+    }
+    done()
+}
+
+/// A group of exchanges of which NCCL carries a part out, with a sum between them by an own kernel.
+fn groups_beside_the_library(comm: Comm, _: &[String]) -> Outcome {
+    const SUM: usize = 50_000;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    // On rank 2 own kernels carry all out.
+    let count = |from: usize, to: usize| if (from, to) == (0, 1) { 33 << 20 } else { 1000 };
+    let counts = |of: &dyn Fn(usize) -> usize| (0..ranks).map(of).collect::<Vec<_>>();
+    let (sends, receives) = (counts(&|to| count(rank, to)), counts(&|from| count(from, rank)));
+    let block = |seed: usize, from: usize, to: usize| {
+        random::values::<u8>((seed * 100 + from * 10 + to) as u64, count(from, to))
+    };
+    let input = |seed: usize, rank: usize| random::values::<u32>((seed * 100 + rank) as u64, SUM);
+    let upload = |values: &[u8]| stream(&comm).clone_htod(values).context(|| "upload".into());
+    for round in 0..2 {
+        let seeds = [2 * round, 2 * round + 1];
+        let sent =
+            seeds.map(|seed| upload(&(0..ranks).flat_map(|to| block(seed, rank, to)).collect::<Vec<_>>()));
+        let [first, second] = sent;
+        let (first, second) = (first?, second?);
+        let zeroes = || upload(&vec![0; receives.iter().sum()]);
+        let (mut to_first, mut to_second) = (zeroes()?, zeroes()?);
+        let mut sum = stream(&comm).clone_htod(&input(round, rank)).context(|| "upload".into())?;
+        let grouped = comm.group(|g| {
+            g.all_to_all_v(&first, &sends, &mut to_first, &receives)?;
+            g.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            g.all_to_all_v(&second, &sends, &mut to_second, &receives)
+        });
+        must("group", grouped)?;
+        let inputs: Vec<_> = (0..ranks).map(|rank| input(round, rank)).collect();
+        for (seed, buffer) in seeds.into_iter().zip([&to_first, &to_second]) {
+            let expected: Vec<_> = (0..ranks).flat_map(|from| block(seed, from, rank)).collect();
+            same(format!("exchange {seed}"), &download(&comm, buffer)?, &expected)?;
+        }
+        let expected = reference::combined(&inputs, &Combine::Op(ReduceOp::Sum));
+        same(format!("sum {round}"), &download(&comm, &sum)?, &expected)?;
     }
     done()
 }

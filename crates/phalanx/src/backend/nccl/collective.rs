@@ -42,7 +42,10 @@ pub(crate) struct Needs {
     back: Option<CopyBack>,
     /// The bias of an all_reduce (`ncclAllReduceWithBias`).
     bias: Option<*const c_void>,
-    /// Own kernels that wait for the group's end.
+    /// Whether the library carries some of it out.
+    #[cfg(feature = "nccl")]
+    pub by_library: bool,
+    /// Own kernels that wait for the group's end, or for the library's part.
     #[cfg(feature = "nccl")]
     pub own_kernels: Vec<KernelLaunch>,
     /// The streams of messages that are on several: their kernels follow all of them.
@@ -158,6 +161,11 @@ impl Communicator {
             return Ok(Progress::Enqueued);
         }
         self.come_after_last(call.stream)?;
+        #[cfg(feature = "nccl")]
+        {
+            // An exchange of messages says so itself.
+            needs.by_library = call.operation != Operation::AllToAllV;
+        }
         // SAFETY: the caller's contract.
         unsafe { self.enqueue(call, needs) }
     }
@@ -197,9 +205,22 @@ impl Communicator {
         Ok(())
     }
 
+    /// Lets the own kernels run beside the library's part, so that neither waits for the other.
+    pub(crate) fn run_beside(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &mut Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
+        if let Some(direct) = self.direct.get().filter(|_| !needs.own_kernels.is_empty()) {
+            let side = direct.side(&self.device)?;
+            self.adopt(side)?;
+            needs.own_kernels.iter_mut().for_each(|kernel| kernel.beside(side));
+        }
+        Ok(())
+    }
+
     /// Launches the own kernels that run beside the library's part, once that is enqueued: it may have to connect ranks or load its kernels
-    /// first, and some of that waits for all that runs on the GPU. Then orders what follows behind them; and on each of the streams of
-    /// messages behind all of these.
+    /// first, and some of that waits for all that runs on the GPU.
     ///
     /// # Safety
     /// That of [`launch_own_kernels`](Communicator::launch_own_kernels), which came before.
@@ -208,11 +229,20 @@ impl Communicator {
         #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
     ) -> Result<()> {
         #[cfg(feature = "nccl")]
+        for kernel in needs.own_kernels.iter().filter(|kernel| kernel.is_beside()) {
+            // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
+            unsafe { launch(&self.device, kernel) }?;
+        }
+        Ok(())
+    }
+
+    /// Orders what follows on the streams of own kernels behind these, and on each of the streams of messages behind all of them.
+    pub(crate) fn rejoin(
+        &self,
+        #[cfg_attr(not(feature = "nccl"), expect(unused))] needs: &Needs,
+    ) -> Result<()> {
+        #[cfg(feature = "nccl")]
         {
-            for kernel in needs.own_kernels.iter().filter(|kernel| kernel.is_beside()) {
-                // SAFETY: the caller's contract. The FIFOs live until all ranks have left.
-                unsafe { launch(&self.device, kernel) }?;
-            }
             for kernel in &needs.own_kernels {
                 self.come_after_last(kernel.followed_on())?;
             }

@@ -111,6 +111,10 @@ fn start_all(
         }
     }
     let arrived = failed.map_or_else(|| wait_for_arrivals_of(&mut started), Err);
+    let by_library = started.iter().any(EnqueuedOperation::has_library_part);
+    // None of a communicator's kernels may overtake one before it, so all of them run beside.
+    let arrived = arrived
+        .and_then(|()| started.iter_mut().filter(|_| by_library).try_for_each(EnqueuedOperation::run_beside));
     let (arrived, ended) = {
         let inside = GroupLocks::all(&started);
         let arrived = arrived.and(inside.lost.clone().map_or(Ok(()), Err));

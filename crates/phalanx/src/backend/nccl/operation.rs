@@ -25,11 +25,11 @@ pub(crate) struct EnqueuedOperation {
     returns: Vec<Return>,
 }
 
-/// Completion of enqueued operations.
+/// What follows when operations are enqueued.
 pub(crate) struct Aftermath;
 
 impl Aftermath {
-    /// Waits for what is in progress, then for what is in host memory.
+    /// Waits for what is in progress, launches the own kernels that run beside it, and waits for what is in host memory.
     pub fn of_all(started: Vec<EnqueuedOperation>) -> Result<()> {
         let since = RunInstant::now();
         let mut outcome = Ok(());
@@ -37,7 +37,12 @@ impl Aftermath {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.announced, since));
         }
         // What the library carries out has its place in the streams only now.
-        outcome = outcome.and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_beside));
+        outcome = outcome
+            .and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_beside))
+            .and_then(|()| started.iter().try_for_each(EnqueuedOperation::rejoin));
+        // The peers of kernels that were not launched would wait for them.
+        let beside = started.iter().filter(|one| one.needs.runs_beside());
+        outcome = outcome.map_err(|error| beside.fold(error, |error, one| one.refused(error)));
         for mut one in started {
             outcome = match outcome {
                 Ok(()) => one.complete(),
@@ -61,8 +66,9 @@ impl EnqueuedOperation {
             return Err(error);
         }
         if self.needs.runs_beside()
-            && let Err(error) = self.launch_beside()
+            && let Err(error) = self.launch_beside().and_then(|()| self.rejoin())
         {
+            let error = self.refused(error);
             self.abandon();
             return Err(error);
         }
@@ -75,16 +81,29 @@ impl EnqueuedOperation {
         unsafe { self.communicator.launch_own_kernels(&self.needs) }
     }
 
-    /// Launches its own kernels that run beside the library's part, now that this is enqueued, and orders its streams behind the operations
-    /// before.
+    pub fn has_library_part(&self) -> bool {
+        #[cfg(feature = "nccl")]
+        return self.needs.by_library;
+        #[cfg(not(feature = "nccl"))]
+        return true;
+    }
+
+    /// Lets its own kernels run beside what the library carries out of the group.
+    pub fn run_beside(&mut self) -> Result<()> {
+        self.communicator.run_beside(&mut self.needs)
+    }
+
     fn launch_beside(&self) -> Result<()> {
-        let launch = || {
-            let _locked = self.communicator.lock_library()?;
-            // SAFETY: the contract of `collective`: the memory is lent until the operation, or its group, has ended.
-            unsafe { self.communicator.launch_beside(&self.needs) }?;
-            self.communicator.come_after_last(self.stream)
-        };
-        launch().map_err(|error| self.refused(error))
+        let _locked = self.communicator.lock_library()?;
+        // SAFETY: the contract of `collective`: the memory is lent until the operation, or its group, has ended.
+        unsafe { self.communicator.launch_beside(&self.needs) }
+    }
+
+    /// Orders its streams behind the operations before.
+    fn rejoin(&self) -> Result<()> {
+        let _locked = self.communicator.lock_library()?;
+        self.communicator.rejoin(&self.needs)?;
+        self.communicator.come_after_last(self.stream)
     }
 
     /// The error for an operation that the library rejected.

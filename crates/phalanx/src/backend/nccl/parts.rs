@@ -91,6 +91,10 @@ impl Communicator {
             return unsafe { self.exchange(others, group::is_open(), needs) };
         }
         let size = call.dtype.size();
+        #[cfg(feature = "nccl")]
+        {
+            needs.by_library = true;
+        }
         let Some(f) = self.library.ncclAlltoAllv else {
             // SAFETY: the caller's contract.
             return unsafe { self.messages(call) };
@@ -129,7 +133,7 @@ impl Communicator {
     }
 
     /// Enqueues messages, all at once: by own kernels those that they carry, and the others by the library. In a group, the kernels wait for
-    /// its end; beside others, until these are enqueued ([`launch_beside`](Communicator::launch_beside)).
+    /// its end; beside the library's part, until that is enqueued ([`launch_beside`](Communicator::launch_beside)).
     ///
     /// # Safety
     /// As for [`enqueue`](Communicator::enqueue).
@@ -144,21 +148,18 @@ impl Communicator {
             needs.streams = streams_of(&parts);
             let (own, others) = parts.into_iter().partition(|part| direct.carries(part, self.rank));
             parts = others;
-            let mut launches = direct.prepare_messages(&self.device, self.rank, &own)?;
-            if !parts.is_empty() && !launches.is_empty() {
-                let side = direct.side(&self.device)?;
-                self.adopt(side)?;
-                launches.iter_mut().for_each(|launch| launch.beside(side));
-            }
-            needs.own_kernels.extend(launches);
+            needs.own_kernels = direct.prepare_messages(&self.device, self.rank, &own)?;
+            needs.by_library = !parts.is_empty();
             if !is_grouped {
+                if needs.by_library {
+                    self.run_beside(needs)?;
+                }
                 // SAFETY: the caller's contract.
                 unsafe { self.launch_own_kernels(needs) }?;
             }
             if parts.is_empty() {
                 if !is_grouped && !needs.streams.is_empty() {
-                    // SAFETY: the caller's contract.
-                    unsafe { self.launch_beside(needs) }?;
+                    self.rejoin(needs)?;
                 }
                 return Ok(Progress::Enqueued);
             }

@@ -133,9 +133,10 @@ template <class P, u32 G> struct Exchange {
 
     // Step i of all has arrived and been read.
     __device__ __forceinline__ void emptied(u32 i) {
+        __syncwarp();
         if (i >= receives) return;
         // Who has sent has begun this call, so it has emptied what was before.
-        learn(sends == receives && i > 1 ? before + i - 1 : 0);
+        learn(sends == receives ? before + (i > 1 ? i - 1 : 0) : 0);
         if (sends != receives && i + DEPTH < before + receives)
             store8_volatile(&fifos<P>(a.peers[lane.thread % MAX_RANKS].inbox)->numbers[lane.lane].credit, lane.received + before + i + 1);
     }
@@ -429,7 +430,7 @@ template <class P, class A> static __device__ void two_hops(const Arguments& a) 
         u64 v[P::UNITS];
         load_step<P>(v, self.send + start, (long long)(self.send_bytes - start));
         if (!reducer.receive(exchange, v, first + 2 * i)) return;
-        exchange.learn(exchange.before + (i > 1 ? 2 * i - 2 : 0));
+        if (i == 0) exchange.learn(exchange.before);
         store_step<P>(v, self.recv + start, (long long)(self.recv_bytes - start));
         exchange.send_all(v, first + 2 * i + 1);
         const bool there = exchange.receive(exchange.writers(i), first + 2 * i + 1, [&](u32 peer, const u64 (&v)[P::UNITS]) {

@@ -66,7 +66,7 @@ impl KernelLaunch {
         KernelLaunch { kernel, blocks, threads, stream, beside: None, arguments }
     }
 
-    /// Runs beside the library's part of the same messages, on this stream, so that neither waits for the other.
+    /// Runs on this stream, beside the library's part of the same messages or group.
     pub fn beside(&mut self, side: &GpuStream) {
         self.beside = Some(std::mem::replace(&mut self.stream, side.raw()));
     }

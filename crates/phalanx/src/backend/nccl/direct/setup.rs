@@ -41,7 +41,7 @@ pub(crate) struct Direct {
     abort_word: PinnedMemory,
     pub(super) kernels: [OnceLock<Kernels>; MODULES],
     pub(super) order: Mutex<Order>,
-    /// Where own kernels run beside the library's operations of the same group.
+    /// Where own kernels run beside what the library carries out of the same messages, or of the same group.
     side: OnceLock<GpuStream>,
 }
 
@@ -92,7 +92,7 @@ impl Direct {
         }))
     }
 
-    /// The stream for kernels that run beside the library's operations of the same group.
+    /// The stream for kernels that run beside the library's part.
     pub fn side(&self, device: &GpuDevice) -> Result<&GpuStream> {
         if let Some(side) = self.side.get() {
             return Ok(side);
