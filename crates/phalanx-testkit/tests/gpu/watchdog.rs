@@ -101,13 +101,14 @@ fn absent_in_messages(gpus: usize) -> Result<(), Failed> {
             return comm.barrier().err();
         }
         let _busy = first.one();
-        let buffer = upload(&comm, &vec![1.0f32; 1000]).ok()?;
+        // More than own kernels send ahead.
+        let buffer = upload(&comm, &vec![1.0f32; 1_000_000]).ok()?;
         let since = Instant::now();
         let error = comm.send(&buffer, 1).and_then(|()| comm.sync()).err();
         assert!(since.elapsed() < TIMEOUT + SLACK, "after {:?}", since.elapsed());
         error
     })?;
-    errors.into_iter().try_for_each(|error| names(error, 1, "send(f32 × 1000, to rank 1)"))?;
+    errors.into_iter().try_for_each(|error| names(error, 1, "send(f32 × 1000000, to rank 1)"))?;
     Ok((0..gpus).try_for_each(still_works)?)
 }
 

@@ -47,9 +47,6 @@ template <class P, u32 G> struct Exchange {
     u32 rounds;              // how often the warp goes round
     u64 next[G][P::UNITS];   // the data of the next steps to be sent
 
-    // For two the code would be longer, and no faster.
-    static constexpr u32 UNROLL = G > 2 ? G : 1;
-
     __device__ __forceinline__ Exchange(const Arguments& a) : a(a), before(0) {
         const u32 thread = threadIdx.x % 32, lane_ = lane_of_warp();
         lane.lane = lane_;
@@ -87,22 +84,17 @@ template <class P, u32 G> struct Exchange {
 #pragma unroll 1
         for (u32 distance = 1; distance < a.ranks; distance += G) {
             if (distance == 1 ? i > 0 : !a.same) load(distance, i);
-#pragma unroll(UNROLL)
+#pragma unroll
             for (u32 g = 0; g < G; g++) {
                 if (distance + g >= a.ranks) break;
                 const u32 to = at(distance + g);
-                if (readers >> to & 1) lane.send(a.peers[to].inbox, to, next[0], nth);
-                if (!a.same) shift(next);
+                if (g > 0 && a.same) {
+#pragma unroll
+                    for (u32 u = 0; u < P::UNITS; u++) next[g][u] = next[0][u];
+                }
+                if (readers >> to & 1) lane.send(a.peers[to].inbox, to, next[g], nth);
             }
         }
-    }
-
-    // Registers have no index: the next of the steps comes to the first place. Free in a loop that is unrolled.
-    static __device__ __forceinline__ void shift(u64 (&steps)[G][P::UNITS]) {
-#pragma unroll
-        for (u32 g = 0; g + 1 < G; g++)
-#pragma unroll
-            for (u32 u = 0; u < P::UNITS; u++) steps[g][u] = steps[g + 1][u];
     }
 
     // Sends all peers the same step.
@@ -121,9 +113,9 @@ template <class P, u32 G> struct Exchange {
             u64 theirs[G][P::UNITS];
             const u32 peers = wanted & ~(1 << a.rank >> first);
             if (!lane.template receive_from<G>(a.own, a.rank, first, peers, theirs, nth)) return false;
-#pragma unroll(UNROLL)
-            for (u32 g = 0; g < G; g++, shift(theirs))
-                if (wanted >> g & 1) use(first + g, theirs[0]);
+#pragma unroll
+            for (u32 g = 0; g < G; g++)
+                if (wanted >> g & 1) use(first + g, theirs[g]);
         }
         return true;
     }
