@@ -452,10 +452,13 @@ pub const CALLS: &[Call] = &[
         names: &["grow", "rebuild"],
         text: "takes in new processes; puts them in the place of lost ones",
         memory: Memory::None,
-        attempts: &[|t| match t.comm.within(Duration::from_millis(300)).grow(1) {
-            // It has waited for a process that the test does not start.
-            Err(Error::Bootstrap(_)) => Ok(()),
-            other => other.map(drop),
+        attempts: &[|t| {
+            t.comm.barrier()?;
+            match t.comm.within(Duration::from_millis(500)).grow(1) {
+                // It has waited for a process that the test does not start.
+                Err(Error::Bootstrap(_)) => Ok(()),
+                other => other.map(drop),
+            }
         }],
     },
     Call {
