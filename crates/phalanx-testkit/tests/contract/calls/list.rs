@@ -371,7 +371,9 @@ pub const CALLS: &[Call] = &[
             let all = t.comm.all_gather_object(window.descriptor())?;
             let remote = t.comm.open_gpu::<u32>(&all[t.peer()])?;
             remote.put(&t.one(), 0)?;
-            remote.sync()
+            remote.sync()?;
+            // The peer has opened this rank's window before it goes.
+            t.comm.barrier()
         }],
     },
     Call {
