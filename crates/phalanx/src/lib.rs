@@ -22,18 +22,17 @@
 //! - A rank that is missing, dead, or calls something else is an error on every rank, never a hang. The error names it.
 //!
 //! # Where things are
-//! - Collectives, messages, requests, groups, splitting: the methods of [`Comm`].
-//! - Values that serde knows, of lengths that nobody knows before: [`Comm::all_gather_object`] and others. Several requests at once, and
-//!   requests as futures: [`Request`].
-//! - Ranks as groups and grids, exchanges with neighbors, halos: [`RankGroup`], [`Grid`], [`Neighbors`], [`HaloExchange`].
+//! - Operations: the methods of [`Comm`], in [a table](#which-call-do-i-need). Several requests at once, and requests as futures: [`Request`].
+//! - Ranks as groups and grids, halos: [`RankGroup`], [`Grid`], [`Neighbors`], [`HaloExchange`].
 //! - Buffers: slices, arrays, vectors, and [`HostBuffer`] from [`Comm::alloc`], the fastest.
-//! - Types and operations: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
-//! - Files of distributed arrays: [`Comm::write_at_all`], [`ArrayPart`].
+//! - Types and reductions: [`Element`], [`DType`], [`Unchecked`] (bool, char), [`ReduceOp`], [`PreMulSum`], [`Bitwise`], [`Logical`], [`Locate`].
+//! - Parts of files of distributed arrays: [`ArrayPart`].
 //! - What a rank would send, without the others: [`dry_run`].
 //! - Raw pointers behind `Arc<dyn RawCommunicator>`: [`RawCommunicator`].
-//! - Memory that other ranks put to and get from: [`Comm::symmetric`]; of GPUs: `Comm::register_gpu`, `nvshmem`. One copy for each host: [`Comm::shared_by_host`].
-//! - Failures: [`Error`]; a communicator of the remaining ranks: [`Comm::shrink`]; a rank's last operations:
-//!   [`Comm::write_flight_record`].
+//! - Memory that other ranks put to and get from: [`SymmetricMemory`]; of GPUs: `GpuWindow`, `nvshmem`.
+//! - Failures: [`Error`]; a rank's last operations: [`Comm::write_flight_record`].
+//!
+#![doc = include_str!("calls.md")]
 //!
 //! # Environment
 //! A variable with an empty value is not set.

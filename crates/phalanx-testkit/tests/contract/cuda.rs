@@ -133,10 +133,11 @@ fn expect(is: bool, what: impl FnOnce() -> String) -> Result<(), String> {
 }
 
 /// The memory of a GPU; buffers without elements are the host's.
-struct Gpu(Arc<CudaStream>);
+pub struct Gpu(Arc<CudaStream>);
 
-enum Buffer<T: Number> {
-    Empty(Vec<T>),
+/// Memory of the host or of a GPU.
+pub enum Buffer<T: Number> {
+    Host(Vec<T>),
     Device(CudaSlice<T>),
 }
 
@@ -145,14 +146,14 @@ impl Place for Gpu {
 
     fn put<T: Number>(&self, _: &Comm, content: &[T]) -> phalanx::Result<Buffer<T>> {
         if content.is_empty() {
-            return Ok(Buffer::Empty(Vec::new()));
+            return Ok(Buffer::Host(Vec::new()));
         }
         Ok(Buffer::Device(self.0.clone_htod(content)?))
     }
 
     fn get<T: Number>(&self, buffer: &Buffer<T>) -> Vec<T> {
         match buffer {
-            Buffer::Empty(_) => Vec::new(),
+            Buffer::Host(vec) => vec.clone(),
             Buffer::Device(slice) => self.0.clone_dtoh(slice).expect("a copy of GPU memory"),
         }
     }
@@ -168,14 +169,14 @@ unsafe impl<T: Number> Source for Buffer<T> {
 
     fn len(&self) -> usize {
         match self {
-            Buffer::Empty(_) => 0,
+            Buffer::Host(vec) => vec.len(),
             Buffer::Device(slice) => slice.len(),
         }
     }
 
     fn lend<'a>(&'a self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Buffer::Empty(vec) => vec.lend(stream),
+            Buffer::Host(vec) => vec.lend(stream),
             Buffer::Device(slice) => slice.lend(stream),
         }
     }
@@ -185,14 +186,14 @@ unsafe impl<T: Number> Source for Buffer<T> {
 unsafe impl<T: Number> Target for Buffer<T> {
     fn lend_mut<'a>(&'a mut self, stream: &'a Stream) -> phalanx::Result<Loan<'a>> {
         match self {
-            Buffer::Empty(vec) => vec.lend_mut(stream),
+            Buffer::Host(vec) => vec.lend_mut(stream),
             Buffer::Device(slice) => slice.lend_mut(stream),
         }
     }
 }
 
 /// Of the GPUs that this process sees: some launchers give every rank one of its own.
-fn gpu(number: usize) -> Result<Gpu, String> {
+pub fn gpu(number: usize) -> Result<Gpu, String> {
     let gpus = CudaContext::device_count().map_err(text)?.max(1) as usize;
     let context = CudaContext::new(number % gpus).map_err(text)?;
     Ok(Gpu(context.new_stream().map_err(text)?))

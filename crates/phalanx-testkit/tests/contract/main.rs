@@ -7,6 +7,8 @@
 mod any_source;
 mod awaiting;
 mod buffers;
+#[cfg(target_os = "linux")]
+mod calls;
 mod communicators;
 #[cfg(target_os = "linux")]
 mod cuda;
@@ -151,6 +153,8 @@ fn main() -> ExitCode {
         files::SCENARIOS,
         one_sided::COMPARED,
         #[cfg(target_os = "linux")]
+        calls::SCENARIOS,
+        #[cfg(target_os = "linux")]
         cuda::SCENARIOS,
         #[cfg(target_os = "linux")]
         ucx::SCENARIOS,
@@ -195,11 +199,14 @@ fn main() -> ExitCode {
 /// With GPUs, real or emulated, and between hosts.
 #[cfg(target_os = "linux")]
 fn on_gpus() -> Vec<Trial> {
-    [nccl::trials(), nvshmem::trials(), cuda::trials(), ucx::trials()].into_iter().flatten().collect()
+    [nccl::trials(), nvshmem::trials(), cuda::trials(), ucx::trials(), calls::trials()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[cfg(not(target_os = "linux"))]
 fn on_gpus() -> Vec<Trial> {
     let ignored = |name| suite::ignored(name, "for Linux");
-    ["nccl", "nvshmem", "cuda", "ucx"].map(ignored).into()
+    ["nccl", "nvshmem", "cuda", "ucx", "calls"].map(ignored).into()
 }
