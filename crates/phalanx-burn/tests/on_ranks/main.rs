@@ -98,7 +98,11 @@ fn main() -> ExitCode {
 }
 
 fn without_what_gpus_lack(trial: Trial) -> Trial {
-    let reasons = [("_f64", "burn has no f64 on GPUs"), ("/in_place", "looks at addresses of host memory")];
+    let reasons = [
+        ("_f64", "burn has no f64 on GPUs"),
+        ("/in_place", "looks at addresses of host memory"),
+        ("/sgd_bf16", "burn compiles kernels of bf16 for more than 170 s"),
+    ];
     match reasons.iter().find(|(part, _)| trial.name().contains(part)) {
         Some((_, reason)) => trial.with_kind(*reason).with_ignored_flag(true),
         None => trial,
