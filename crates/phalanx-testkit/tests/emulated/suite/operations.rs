@@ -169,9 +169,16 @@ fn rendezvous(_: &[String]) -> Outcome {
         let rank = Rank::begin(id, number, 2, false)?;
         let (send, receive) = (rank.upload(&[1f32]), rank.upload(&[0f32]));
         rank.stream.synchronize().context(|| "synchronize".into())?;
+        // The first messages connect the ranks.
+        let peer = 1 - number as i32;
+        ok("group start", nccl().group_start())?;
+        ok("send", nccl().send(at(&send), 1, F32, peer, rank.comm, rank.queue()))?;
+        ok("recv", nccl().recv(at(&receive), 1, F32, peer, rank.comm, rank.queue()))?;
+        let code = nccl().group_end();
+        rank.done("group end", code)?;
         // Both send first, without a group: nobody gets to the receive.
-        rank.done("send", nccl().send(at(&send), 1, F32, 1 - number as i32, rank.comm, rank.queue()))?;
-        rank.done("recv", nccl().recv(at(&receive), 1, F32, 1 - number as i32, rank.comm, rank.queue()))?;
+        rank.done("send", nccl().send(at(&send), 1, F32, peer, rank.comm, rank.queue()))?;
+        rank.done("recv", nccl().recv(at(&receive), 1, F32, peer, rank.comm, rank.queue()))?;
         let event = rank.stream.record_event(None).context(|| "event".into())?;
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(event.try_is_complete(), Ok(false), "both wait for each other");
