@@ -32,7 +32,70 @@
 //! - Memory that other ranks put to and get from: [`SymmetricMemory`]; of GPUs: `GpuWindow`, `nvshmem`.
 //! - Failures: [`Error`]; a rank's last operations: [`Comm::write_flight_record`].
 //!
-#![doc = include_str!("calls.md")]
+//! # Which call do I need
+//!
+//! Methods of [`Comm`], and the buffers that they take on each backend: `host` memory (slices, vectors, [`HostBuffer`]), memory of a
+//! `gpu` (cudarc's slices and views), or `yes` if the call has no buffers.
+//! At – it is refused: with [`Error::Unsupported`], or [`UsageError::Memory`] for a GPU's memory on a backend of host memory.
+//! A test makes the tables: it tries every call on two ranks of each backend, with emulated GPUs.
+//!
+//! | call | what it does | solo | host | ucx | mpi | nccl | nvshmem |
+//! |---|---|---|---|---|---|---|---|
+//! | [`all_reduce`](Comm::all_reduce) | a sum, or another reduction, for all ranks. `MPI_Allreduce` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`all_reduce_coalesced`](Comm::all_reduce_coalesced) | the same of several buffers, with one latency | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`reduce`](Comm::reduce) | the same for one rank. `MPI_Reduce` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`reduce_scatter`](Comm::reduce_scatter), [`reduce_scatter_v`](Comm::reduce_scatter_v) | the same, of which each rank gets a block. `MPI_Reduce_scatter` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`scan`](Comm::scan), [`exclusive_scan`](Comm::exclusive_scan) | the same of the ranks up to this one, or before it. `MPI_Scan`, `MPI_Exscan` | host | host | host | host | host | host |
+//! | [`all_reduce_with`](Comm::all_reduce_with), [`reduce_with`](Comm::reduce_with), [`reduce_scatter_with`](Comm::reduce_scatter_with), [`scan_with`](Comm::scan_with), [`exclusive_scan_with`](Comm::exclusive_scan_with) | reductions by a closure, of any plain type. `MPI_Op_create`. So are [`Bitwise`], [`Logical`] and [`Locate`] | host | host | host | host | host | host |
+//! | [`broadcast`](Comm::broadcast) | one rank's buffer for all. `MPI_Bcast` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`all_gather`](Comm::all_gather), [`all_gather_v`](Comm::all_gather_v) | all ranks' blocks for all. `MPI_Allgather` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`gather`](Comm::gather), [`gather_v`](Comm::gather_v) | all ranks' blocks for one. `MPI_Gather` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`scatter`](Comm::scatter), [`scatter_v`](Comm::scatter_v) | one rank's blocks, one for each rank. `MPI_Scatter` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`all_to_all`](Comm::all_to_all), [`all_to_all_v`](Comm::all_to_all_v) | a block from each rank to each. `MPI_Alltoall` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`barrier`](Comm::barrier) | waits for all ranks. `MPI_Barrier` | yes | yes | yes | yes | yes | yes |
+//! | [`send`](Comm::send), [`send_tagged`](Comm::send_tagged) | a message to another rank. `MPI_Send` | – | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`recv`](Comm::recv), [`recv_tagged`](Comm::recv_tagged) | a message from a rank, with a tag by which it matches (on NCCL by the order alone). `MPI_Recv` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`send_recv`](Comm::send_recv), [`send_recv_tagged`](Comm::send_recv_tagged) | both at once, also with oneself. `MPI_Sendrecv` | host | host | host | host, gpu | host, gpu | host, gpu |
+//! | [`recv_any`](Comm::recv_any), [`recv_any_tagged`](Comm::recv_any_tagged) | from whichever rank sends first. `MPI_ANY_SOURCE` | host | host | host | host, gpu | – | – |
+//! | [`probe`](Comm::probe), [`try_probe`](Comm::try_probe), [`recv_vec`](Comm::recv_vec), [`recv_any_value`](Comm::recv_any_value) | a message of unknown length or source. `MPI_Probe`, `MPI_Iprobe` | host | host | host | host | – | – |
+//! | [`send_value`](Comm::send_value), [`recv_value`](Comm::recv_value), [`send_object`](Comm::send_object), [`recv_object`](Comm::recv_object) | messages of a number or struct, and of what serde knows | – | yes | yes | yes | yes | yes |
+//! | [`broadcast_object`](Comm::broadcast_object), [`gather_object`](Comm::gather_object), [`all_gather_object`](Comm::all_gather_object), [`scatter_objects`](Comm::scatter_objects), [`all_to_all_objects`](Comm::all_to_all_objects) | collectives of values that serde knows, of any length | yes | yes | yes | yes | yes | yes |
+//! | [`all_reduce_value`](Comm::all_reduce_value), [`broadcast_value`](Comm::broadcast_value), [`all_gather_value`](Comm::all_gather_value), [`reduce_value`](Comm::reduce_value), [`gather_value`](Comm::gather_value), [`scatter_values`](Comm::scatter_values), [`scan_value`](Comm::scan_value), [`exclusive_scan_value`](Comm::exclusive_scan_value), [`send_recv_value`](Comm::send_recv_value) | the same calls for a single number or struct | yes | yes | yes | yes | yes | yes |
+//! | [`all_gather_vec`](Comm::all_gather_vec), [`gather_vec`](Comm::gather_vec), [`all_to_all_vec`](Comm::all_to_all_vec) | lists of lengths that the ranks exchange themselves | host | host | host | host | host | host |
+//! | [`neighbor_all_gather`](Comm::neighbor_all_gather), [`neighbor_all_gather_v`](Comm::neighbor_all_gather_v), [`neighbor_all_to_all`](Comm::neighbor_all_to_all), [`neighbor_all_to_all_v`](Comm::neighbor_all_to_all_v) | blocks for the [`Neighbors`] of a graph or [`Grid`]. `MPI_Neighbor_allgather`, `MPI_Neighbor_alltoall` | host | host | host | host | host | host |
+//! | [`exchange_halo`](Comm::exchange_halo), [`start_exchange_halo`](Comm::start_exchange_halo) | the edges of an array's parts, in any number of dimensions | host | host | host | host | host, gpu | host, gpu |
+//! | [`symmetric`](Comm::symmetric) | memory that others put to and get from, with atomics and signals. `MPI_Win_allocate` | host | host | host | host | host | host |
+//! | [`shared_by_host`](Comm::shared_by_host), [`shared_by_host_in_parts`](Comm::shared_by_host_in_parts) | one copy for each host. `MPI_Win_allocate_shared` | host | host | host | host | host | host |
+//! | `alloc_gpu`, `register_gpu`, `open_gpu` | GPU memory that others put to and get from, by a descriptor | – | – | – | – | gpu | – |
+//! | [`alloc`](Comm::alloc) | host memory for the fastest operations. `MPI_Alloc_mem` | yes | yes | yes | yes | yes | yes |
+//! | [`write_at_all`](Comm::write_at_all), [`read_at_all`](Comm::read_at_all) | a file of a distributed array. `MPI_File_write_at_all`, `MPI_File_read_at_all` | host | host | host | host | host | host |
+//! | `write_tensors_at_all`, `read_tensor_at_all` | a safetensors file of distributed tensors | host | host | host | host | host | host |
+//! | [`split`](Comm::split), [`split_by`](Comm::split_by), [`split_by_host`](Comm::split_by_host), [`split_group`](Comm::split_group), [`split_grid`](Comm::split_grid), [`split_sub_grid`](Comm::split_sub_grid), [`reorder_by_host`](Comm::reorder_by_host), [`duplicate`](Comm::duplicate) | communicators of parts of the ranks, or of all in another order. `MPI_Comm_split`, `MPI_Comm_dup` | yes | yes | yes | yes | yes | yes |
+//! | [`split_members`](Comm::split_members) | a communicator that its members alone make. `MPI_Comm_create_group` | yes | yes | yes | yes | – | – |
+//! | `split_by_gpu_link` | of the ranks whose GPUs NVLink connects | – | – | – | – | yes | yes |
+//! | [`agree`](Comm::agree) | a flag on which the remaining ranks agree. `MPIX_Comm_agree` | yes | yes | yes | yes | yes | yes |
+//! | [`shrink`](Comm::shrink) | goes on without lost ranks. `MPIX_Comm_shrink` | yes | yes | yes | – | yes | – |
+//! | [`grow`](Comm::grow), [`rebuild`](Comm::rebuild) | takes in new processes; puts them in the place of lost ones | – | processes | yes | – | processes | – |
+//! | [`group`](Comm::group) | operations that start together | host | host | host | host, gpu | host, gpu | host, gpu |
+//!
+//! - **Forms.** Most collectives have an `_in_place` form. `start_…` gives a [`Request`], and `prepare_…` a [`Prepared`] call that runs many times; both
+//!   own their buffers, which are host memory. In a [`group`](Comm::group) operations start together, also several communicators' ([`group()`]).
+//! - **solo** is a world of one rank. A plain `send` to itself is [`UsageError::SelfExchange`]; it receives what it has started to send.
+//! - **mpi** takes GPU memory if the library is CUDA-aware. **rccl** is like nccl, in HIP's memory; it has never run on AMD's GPUs.
+//! - **processes**: not if ranks are threads. [`symmetric`](Comm::symmetric) on NCCL and RCCL is for one host.
+//! - **Versions.** All of these work with NCCL 2.18.1, the oldest that is supported: what it lacks, phalanx does itself. NVSHMEM is 3.4 or later.
+//!   Calls of `Comm::nccl` need these releases; before, they are [`Error::MissingFunction`] or [`Error::Unsupported`]:
+//!
+//! | of NCCL alone | what it does | since NCCL |
+//! |---|---|---|
+//! | `alloc` | GPU memory in the best form that the library has | 2.19.3 |
+//! | `alloc_as` | a symmetric window (`Registration::Symmetric`) | 2.27.3 |
+//! | `estimate` | the time of a collective | 2.22.3 |
+//! | `device_comm`, `team` | for your own kernels | 2.28.3 |
+//! | `put_signal`, `signal`, `wait_signals` | between symmetric windows | 2.29.2 |
+//! | `properties` | what the communicator can | 2.29.2 |
+//! | `memory`, `suspend`, `resume` | gives GPU memory back for a while | 2.29.7 |
+//! | `configured` | settings of single collectives | 2.31 |
 //!
 //! # Environment
 //! A variable with an empty value is not set.

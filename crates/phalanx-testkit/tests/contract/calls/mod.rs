@@ -1,7 +1,7 @@
-//! The table of calls in phalanx's front page (`src/calls.md`): which call takes which memory on which backend, tried on two
+//! The tables of calls in phalanx's front page (`src/lib.rs`): which call takes which memory on which backend, tried on two
 //! ranks of each, with emulated GPUs; and from which NCCL on its own calls work.
 //!
-//! `PHALANX_UPDATE=1 cargo test --workspace --test contract -- calls/` writes the table.
+//! `PHALANX_UPDATE=1 cargo test --workspace --test contract -- calls/` writes the tables.
 
 mod attempt;
 mod list;
@@ -213,16 +213,17 @@ fn compare(backend: &str, cells: &[String]) -> Result<(), Failed> {
 fn compare_table(header: &[&str], rows: impl FnOnce(&[Vec<&str>]) -> Vec<Vec<String>>) -> Result<(), Failed> {
     static FILE: Mutex<()> = Mutex::new(());
     let _alone = FILE.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = file_of_phalanx("src/calls.md");
+    let path = file_of_phalanx("src/lib.rs");
     let text = std::fs::read_to_string(&path)?;
-    let begin = text.find(&format!("| {} |", header[0])).ok_or("calls.md lacks a table")?;
+    let begin = text.find(&format!("//! | {} |", header[0])).ok_or("lib.rs lacks a table")?;
     let (before, table) = text.split_at(begin);
-    let (table, after) = table.split_at(table.find("\n\n").map_or(table.len(), |end| end + 1));
-    let old: Vec<Vec<&str>> =
-        table.lines().map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
-    let rows = rows(&old).into_iter().map(|row| format!("| {} |\n", row.join(" | ")));
-    let new =
-        format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len())) + &rows.collect::<String>();
+    let lines = table.split_inclusive('\n').take_while(|line| line.starts_with("//! |"));
+    let (table, after) = table.split_at(lines.map(str::len).sum());
+    let cells = |line| str::trim_start_matches(line, "//! ").trim_matches('|').split('|').map(str::trim);
+    let old: Vec<Vec<&str>> = table.lines().map(|line| cells(line).collect()).collect();
+    let rows = rows(&old).into_iter().map(|row| format!("//! | {} |\n", row.join(" | ")));
+    let dashes = "---|".repeat(header.len());
+    let new = format!("//! | {} |\n//! |{dashes}\n", header.join(" | ")) + &rows.collect::<String>();
     if std::env::var_os(UPDATE).is_some_and(|value| value == "1") {
         return Ok(std::fs::write(&path, format!("{before}{new}{after}"))?);
     }
