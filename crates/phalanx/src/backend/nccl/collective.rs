@@ -163,8 +163,8 @@ impl Communicator {
         self.come_after_last(call.stream)?;
         #[cfg(feature = "nccl")]
         {
-            // An exchange of messages says so itself.
-            needs.by_library = call.operation != Operation::AllToAllV;
+            // An exchange of messages says otherwise where own kernels carry all.
+            needs.by_library = true;
         }
         // SAFETY: the caller's contract.
         unsafe { self.enqueue(call, needs) }

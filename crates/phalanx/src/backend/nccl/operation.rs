@@ -37,12 +37,12 @@ impl Aftermath {
             outcome = outcome.and(one.communicator.settle_unless_failed(&one.announced, since));
         }
         // What the library carries out has its place in the streams only now.
+        let beside = || started.iter().filter(|one| one.needs.runs_beside());
         outcome = outcome
-            .and_then(|()| started.iter().try_for_each(EnqueuedOperation::launch_beside))
+            .and_then(|()| beside().try_for_each(EnqueuedOperation::launch_beside))
             .and_then(|()| started.iter().try_for_each(EnqueuedOperation::rejoin));
         // The peers of kernels that were not launched would wait for them.
-        let beside = started.iter().filter(|one| one.needs.runs_beside());
-        outcome = outcome.map_err(|error| beside.fold(error, |error, one| one.refused(error)));
+        outcome = outcome.map_err(|error| beside().fold(error, |error, one| one.refused(error)));
         for mut one in started {
             outcome = match outcome {
                 Ok(()) => one.complete(),

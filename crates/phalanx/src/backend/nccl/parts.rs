@@ -91,10 +91,6 @@ impl Communicator {
             return unsafe { self.exchange(others, group::is_open(), needs) };
         }
         let size = call.dtype.size();
-        #[cfg(feature = "nccl")]
-        {
-            needs.by_library = true;
-        }
         let Some(f) = self.library.ncclAlltoAllv else {
             // SAFETY: the caller's contract.
             return unsafe { self.messages(call) };

@@ -33,6 +33,12 @@ template <class P> static __device__ __forceinline__ u64 start_of(u32 index, u32
     return (u64)(index * P::LANES + lane) * P::BYTES;
 }
 
+// The rank that follows this one at a distance.
+static __device__ __forceinline__ u32 at(const Arguments& a, u32 distance) {
+    const u32 rank = a.rank + distance;
+    return rank < a.ranks ? rank : rank - a.ranks;
+}
+
 static __device__ __forceinline__ u32 lane_of_warp() { return blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; }
 
 // One rank's exchange with all peers, of which G at a time are read or sent to: what is read one after another costs.
@@ -60,19 +66,13 @@ template <class P, u32 G> struct Exchange {
         lane.begin(is_peer ? peer.inbox : nullptr, a.own + (thread < a.rank ? thread : thread - 1), lane_, a.abort);
     }
 
-    // The rank that follows this one at a distance.
-    __device__ __forceinline__ u32 at(u32 distance) const {
-        const u32 rank = a.rank + distance;
-        return rank < a.ranks ? rank : rank - a.ranks;
-    }
-
     // Reads step i for the peers from this distance on.
     __device__ __forceinline__ void load(u32 distance, u32 i) {
         const u64 start = start_of<P>(i, lane.lane);
 #pragma unroll
         for (u32 g = 0; g < G; g++) {
             if (g > 0 && (a.same || distance + g >= a.ranks)) break;
-            const Peer& peer = a.peers[at(distance + g)];
+            const Peer& peer = a.peers[at(a, distance + g)];
             load_step<P>(next[g], peer.send + start, (long long)(peer.send_bytes - start));
         }
     }
@@ -87,7 +87,7 @@ template <class P, u32 G> struct Exchange {
 #pragma unroll
             for (u32 g = 0; g < G; g++) {
                 if (distance + g >= a.ranks) break;
-                const u32 to = at(distance + g);
+                const u32 to = at(a, distance + g);
                 if (g > 0 && a.same) {
 #pragma unroll
                     for (u32 u = 0; u < P::UNITS; u++) next[g][u] = next[0][u];
@@ -100,7 +100,7 @@ template <class P, u32 G> struct Exchange {
     // Sends all peers the same step.
     __device__ __forceinline__ void send_all(const u64 (&v)[P::UNITS], u32 nth) {
 #pragma unroll 1
-        for (u32 distance = 1; distance < a.ranks; distance++) lane.send(a.peers[at(distance)].inbox, at(distance), v, nth);
+        for (u32 distance = 1; distance < a.ranks; distance++) lane.send(a.peers[at(a, distance)].inbox, at(a, distance), v, nth);
     }
 
     // Receives the `nth` step of each of these ranks, in their order; false if the call is aborted. With this rank among them, `use` is called
