@@ -20,7 +20,7 @@
 //! | `EMULATED_MISMATCH` | effect of ranks that call different operations: `end` the process or `hang` | `end` |
 //! | `EMULATED_RANKS_OF_AN_ID` | the most ranks of a communicator for each of its unique ids: with more it is not made | |
 //! | `EMULATED_INIT` | `hang`: communicators never become ready | |
-//! | `EMULATED_DESTROY` | `slow`: `ncclCommDestroy` takes 0.5 s to free the communicator, and `ncclCommAbort` of the process's last rank, which also waits for GPUs, as the driver does | |
+//! | `EMULATED_DESTROY` | `slow`: `ncclCommDestroy` takes 0.5 s to free the communicator, and `ncclCommAbort` of the process's last rank | |
 //! | `EMULATED_ABORT` | `hang`: `ncclCommAbort` does not return | |
 //! | `EMULATED_HANG_INSIDE` | `n`: the n-th launch of operations on blocking communicators (from 1) does not return until the communicator is revoked | |
 //! | `EMULATED_EXIT` | `crash`: exiting with a live communicator or an initialised NVSHMEM is a violation; threads of NCCL's sockets, and NVSHMEM 3.4.5, crash in that case | |

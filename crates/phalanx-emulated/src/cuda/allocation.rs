@@ -1,7 +1,7 @@
 //! The functions that allocate and free memory, and that describe pointers.
 
 use super::capture;
-use super::context::{CudaContext, current};
+use super::context::{CudaContext, current, wait_to_free};
 use super::device::index;
 use super::error::{INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use super::memory::{self, Allocation, Kind};
@@ -109,8 +109,9 @@ exported! {
     }
 
     fn cuMemFree_v2(address: u64) {
-        current()?;
+        let context = current()?;
         capture::refuse_unsafe_call()?;
+        wait_to_free(context.device);
         free(FUNCTION, address, &[Kind::Device, Kind::Pool])
     }
 

@@ -11,6 +11,7 @@ mod exits;
 mod experts;
 mod failures;
 mod flavour;
+mod freeing;
 mod fused;
 mod gpu_window_faults;
 mod gpu_windows;
@@ -123,6 +124,7 @@ fn main() -> ExitCode {
         collectives::SCENARIOS,
         messages::SCENARIOS,
         communicators::SCENARIOS,
+        freeing::SCENARIOS,
         exits::SCENARIOS,
         experts::SCENARIOS,
         streams::SCENARIOS,
@@ -167,6 +169,7 @@ fn main() -> ExitCode {
         collectives::trials,
         messages::trials,
         communicators::trials,
+        freeing::trials,
         exits::trials,
         streams::trials,
         groups::trials,

@@ -8,8 +8,8 @@
 use crate::failures::SLACK;
 use crate::world::{done, download, must, new_stream, stream};
 use crate::{
-    communicators, exits, failures, groups, init_all, kept_errors, memory, messages, signals, streams, usage,
-    watchdog,
+    communicators, exits, failures, freeing, groups, init_all, kept_errors, memory, messages, signals,
+    streams, usage, watchdog,
 };
 use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::result::mem_get_info;
@@ -198,9 +198,10 @@ fn group_fails_before_it_frees() -> Result<(), Failed> {
 }
 
 /// Modules whose trials run again.
-pub const OF_THE_SUITE: [fn(usize) -> Vec<Trial>; 12] = [
+pub const OF_THE_SUITE: [fn(usize) -> Vec<Trial>; 13] = [
     messages::trials,
     communicators::trials,
+    freeing::trials,
     exits::trials,
     streams::trials,
     groups::trials,

@@ -367,29 +367,15 @@ impl ControlChannel {
 
     /// Whether nothing reaches GPU memory between the ranks any more: every rank has said so, or its process has ended.
     pub fn are_all_detached(&self) -> bool {
-        self.have_all_greeted_themselves(Connection::Out)
+        let endpoint = &self.endpoint;
+        let has_said = |rank| endpoint.channel.state(rank).greetings[Connection::Out as usize].has(rank);
+        let is_over = |rank| has_said(rank) || endpoint.gone(rank) == Some(PeerEvent::Died);
+        has_said(endpoint.rank) && endpoint.peers().all(is_over)
     }
 
     /// Whether the ranks are threads of this process.
     pub fn is_of_threads(&self) -> bool {
         self.endpoint.world.is_of_threads()
-    }
-
-    /// Publishes that this rank has freed what it had of the communicator on its GPU.
-    pub fn publish_ended(&self) {
-        self.greet(self.endpoint.rank, Connection::In);
-    }
-
-    /// Whether all ranks have freed what they had.
-    pub fn have_all_ended(&self) -> bool {
-        self.have_all_greeted_themselves(Connection::In)
-    }
-
-    fn have_all_greeted_themselves(&self, way: Connection) -> bool {
-        let endpoint = &self.endpoint;
-        let has_said = |rank| endpoint.channel.state(rank).greetings[way as usize].has(rank);
-        let is_over = |rank| has_said(rank) || endpoint.gone(rank) == Some(PeerEvent::Died);
-        has_said(endpoint.rank) && endpoint.peers().all(is_over)
     }
 
     /// A cheap form of [`check_peers`](ControlChannel::check_peers) for work that no thread waits for: whether there may be a reason to fail.

@@ -5,6 +5,8 @@ use crate::backend::nccl::NcclComm;
 #[cfg(feature = "nccl")]
 use crate::backend::nccl::direct::PeerMemory;
 use crate::backend::nccl::memory::{Buffer, GpuSlice, Registration, best};
+#[cfg(feature = "nccl")]
+use crate::backend::nccl::reclaim;
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::contract::{Backend, Blocks, Call, Operation};
 use crate::types::dtype::Element;
@@ -143,24 +145,24 @@ impl<'a> Surface<'a> {
     #[cfg(feature = "nccl")]
     pub(crate) fn free_peer_memory(&self, memory: &Arc<PeerMemory>, number: u32) -> Result<()> {
         let communicator = &self.comm.communicator;
-        let entered = || communicator.device.enter();
+        let device = communicator.device;
         self.prepare()?;
         self.comm.sync()?;
         {
-            let _current = entered();
+            let _current = device.enter();
             memory.close();
         }
-        let call = Call { root: number as usize, ..Call::empty(Operation::Free) };
-        self.gather(&call)?;
-        {
-            let _current = entered();
-            memory.free();
-        }
+        self.gather(&Call { root: number as usize, ..Call::empty(Operation::Free) })?;
         if let Some(direct) = communicator.direct.get() {
             direct.release(memory);
         }
-        // The driver frees only while the GPUs that reach it are idle: nobody goes on before.
-        self.gather(&call)
+        let memory = memory.clone();
+        reclaim::later("cuMemFree", move || {
+            let _current = device.enter();
+            memory.free();
+        });
+        reclaim::wait();
+        Ok(())
     }
 
     fn stream(&self) -> &'a GpuStream {

@@ -51,6 +51,8 @@ pub struct Communicator {
     cancelling: AtomicBool,
     /// How many times operations were cancelled, for waits that check after the end of a cancellation.
     cancellations: AtomicU64,
+    /// Whether it is being finalized, or was.
+    ending: AtomicBool,
 }
 
 /// The changing state of a communicator.
@@ -233,6 +235,7 @@ impl Communicator {
             aborted: AtomicBool::new(false),
             cancelling: AtomicBool::new(false),
             cancellations: AtomicU64::new(0),
+            ending: AtomicBool::new(false),
         });
         COMMUNICATORS.insert(handle, Arc::clone(&communicator));
         communicator
@@ -304,6 +307,16 @@ impl Communicator {
     /// Whether waits and operations must end: after an abort, and during a cancellation.
     pub fn is_stopped(&self) -> bool {
         self.aborted.load(Ordering::Acquire) || self.cancelling.load(Ordering::Acquire)
+    }
+
+    /// It is being finalized from now on.
+    pub fn begin_end(&self) {
+        self.ending.store(true, Ordering::Release);
+    }
+
+    /// Whether it is being finalized, or was.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
     }
 
     /// Ends all waits and operations for good.

@@ -114,18 +114,25 @@ fn abort(function: &'static str, communicator: &Communicator) {
     communicator.abort();
     communicator.wait_for_end_of_use();
     let is_last = communicator.state().phase != Phase::Finalized && leave(communicator);
-    if is_last && settings().destroy_is_slow {
-        // The last rank of a process frees the memory of all of them.
-        std::thread::sleep(FREEING);
-        context::wait_to_free(communicator.device);
+    if is_last {
+        free(communicator);
     }
     communicator.close();
+}
+
+/// The last rank of a process frees the memory of all of them, for which the driver waits.
+fn free(communicator: &Communicator) {
+    if settings().destroy_is_slow {
+        std::thread::sleep(FREEING);
+    }
+    context::wait_to_free(communicator.device);
 }
 
 nccl! {
     fn ncclCommFinalize(comm: Handle) {
         record((|| {
             let communicator = find_to_end(FUNCTION, comm, Need::Ready)?;
+            communicator.begin_end();
             let worker = Arc::clone(&communicator);
             let body = Box::new(move || finalize(&worker));
             group::run(Job { function: FUNCTION, communicator, body })
@@ -148,10 +155,8 @@ nccl! {
         }
         let freeing = Freeing::begin();
         end(FUNCTION, &communicator);
-        if settings().destroy_is_slow {
-            std::thread::sleep(FREEING);
-        }
         let result = destroy(&communicator).map_err(|Stopped| INTERNAL_ERROR);
+        free(&communicator);
         communicator.close();
         drop(freeing);
         result
@@ -168,17 +173,20 @@ nccl! {
 
     fn ncclCommRevoke(comm: Handle, flags: c_int) {
         refuse_flags(FUNCTION, flags as u32)?;
-        revoke(find(FUNCTION, comm, Need::Idle)?)
+        revoke(find(FUNCTION, comm, Need::Any)?)
     }
 }
 
 /// Revokes a communicator. Other threads may be in calls on it, which return with an error.
 fn revoke(communicator: Arc<Communicator>) -> Answer {
+    if communicator.is_ending() || communicator.state().phase == Phase::Revoked {
+        return Err(INVALID_ARGUMENT);
+    }
     communicator.state().phase = Phase::Revoked;
     if communicator.config.blocking {
         communicator.cancel_operations();
         // A pause in which another thread can wrongly end the communicator.
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(20));
         check_not_ended("ncclCommRevoke", &communicator, "another thread was revoking it");
         return Ok(());
     }

@@ -28,6 +28,7 @@ nccl! {
 
     fn ncclMemFree(address: u64) {
         capture::refuse_unsafe_call().map_err(|code| fail(UNHANDLED_CUDA_ERROR, format!("Cuda failure {code}")))?;
+        context::wait_to_free(context::runtime_device());
         free(FUNCTION, address, &[Kind::Nccl])
     }
 

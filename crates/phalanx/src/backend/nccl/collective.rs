@@ -18,6 +18,7 @@ use phalanx_sys::nccl::{
     Flavour, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate, red_op,
 };
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
 
 /// Whether the library has more to do before the operation is enqueued (`ncclInProgress`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,6 +162,7 @@ impl Communicator {
             return Ok(Progress::Enqueued);
         }
         self.come_after_last(call.stream)?;
+        self.note_capture(call.stream)?;
         #[cfg(feature = "nccl")]
         {
             // An exchange of messages says otherwise where own kernels carry all.
@@ -180,6 +182,14 @@ impl Communicator {
         #[cfg(feature = "nccl")]
         if let Some(direct) = self.direct.get() {
             return direct.come_after(&self.device, stream, |stream| self.stream_of(stream));
+        }
+        Ok(())
+    }
+
+    /// Notes that what the library is about to enqueue is captured in a graph.
+    pub(crate) fn note_capture(&self, stream: RawStream) -> Result<()> {
+        if !self.is_captured.load(Ordering::Relaxed) && self.device.is_captured(stream)? {
+            self.is_captured.store(true, Ordering::Release);
         }
         Ok(())
     }

@@ -52,12 +52,18 @@ pub(crate) struct Communicator {
     orders_streams: bool,
     /// Held while the communicator is being failed.
     failing: Mutex<()>,
-    /// Held by a thread that revokes the communicator, and by one that frees it.
-    pub(crate) revoking: Arc<Mutex<()>>,
+    /// Whether the library has been told to stop its work. Held by a thread that does so, and by one that ends the communicator.
+    pub(crate) revoked: Arc<Mutex<bool>>,
     failed: OnceLock<Error>,
-    /// Whether there is no C communicator: not created yet, or freed. Changes only under the device's library
+    /// Whether there is no C communicator that can be used: not created yet, ended, or freed. Changes only under the device's library
     /// lock.
     pub(crate) ended: Arc<AtomicBool>,
+    /// Whether the library has made it completely.
+    pub(crate) is_made: AtomicBool,
+    /// Whether a graph may hold operations of the library.
+    pub(crate) is_captured: AtomicBool,
+    /// Whether it has failed or ended, and nothing of it is under way on the GPU.
+    pub(crate) is_quiet: AtomicBool,
     /// Counts entries into the library and returns from it: odd while a thread is inside.
     library_calls: AtomicU64,
     /// It is a member of an open group of some thread, at whose end the library will look at it, or it is being split. Until the end of
@@ -134,7 +140,7 @@ unsafe impl Sync for Communicator {}
 impl Drop for Communicator {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut *lock(&self.left_to_peers));
-        if !memory.is_empty() && self.has_ended() && !self.control_channel.is_copy() {
+        if self.has_ended() && !self.control_channel.is_copy() {
             // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the
             // communicator, and with it what peers do by it, has ended.
             memory.into_iter().for_each(|start| unsafe { free(self.library, &self.device, start) });
@@ -196,9 +202,12 @@ impl Communicator {
             // Not for one rank, where it launches at once; nor if graphs and other operations do not mix.
             orders_streams: ranks > 1 && config.mixes_graphs(),
             failing: Mutex::default(),
-            revoking: Arc::default(),
+            revoked: Arc::default(),
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
+            is_made: AtomicBool::new(false),
+            is_captured: AtomicBool::new(false),
+            is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),
             queued: Arc::default(),
             is_suspended: AtomicBool::new(false),
@@ -372,7 +381,12 @@ impl Communicator {
 
     /// The streams whose operations the last operation was not ordered behind.
     pub(crate) fn streams_beside_the_last(&self) -> Vec<GpuStream> {
-        if self.orders_streams { Vec::new() } else { lock(&self.streams).clone() }
+        if self.orders_streams { Vec::new() } else { self.streams() }
+    }
+
+    /// The streams that may carry operations.
+    pub(super) fn streams(&self) -> Vec<GpuStream> {
+        lock(&self.streams).clone()
     }
 
     /// A stream that it keeps, by its C handle.

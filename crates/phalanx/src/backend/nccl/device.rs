@@ -28,6 +28,23 @@ pub(crate) struct GpuDevice {
     pub library_lock: &'static LibraryLock,
 }
 
+/// The GPUs that have been opened, by library and number.
+static OPENED: Mutex<BTreeMap<(bool, usize), GpuDevice>> = Mutex::new(BTreeMap::new());
+
+/// The GPUs that have been opened.
+pub(crate) fn opened() -> Vec<GpuDevice> {
+    lock(&OPENED).values().copied().collect()
+}
+
+/// Makes calls that captures of other threads must not be in the way of.
+pub(crate) fn beside_captures<R>(calls: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "nccl")]
+    if opened().iter().any(|gpu| gpu.cuda().is_some()) {
+        return crate::gpu::kernels::during_captures(calls);
+    }
+    calls()
+}
+
 /// How many GPUs this process sees; an error if there is no driver.
 pub(crate) fn count(flavour: Flavour) -> Result<usize> {
     match flavour {
@@ -84,7 +101,6 @@ impl GpuDevice {
     /// The GPU with this number. Opened once, so that all communicators share its context and its library
     /// lock.
     pub fn open(flavour: Flavour, ordinal: usize) -> Result<GpuDevice> {
-        static OPENED: Mutex<BTreeMap<(bool, usize), GpuDevice>> = Mutex::new(BTreeMap::new());
         let count = count(flavour)?;
         if ordinal >= count {
             return Err(Error::from(UnsupportedError {

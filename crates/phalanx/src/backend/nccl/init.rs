@@ -288,6 +288,7 @@ impl Communicator {
                 self.ended.store(self.handle().is_null(), Ordering::Release);
                 self.settle(&announced, since)
             })
+            .map(|()| self.is_made.store(true, Ordering::Release))
             .map_err(|error| self.fail(error));
         self.control_channel.withdraw(&announced);
         made

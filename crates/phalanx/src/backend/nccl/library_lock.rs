@@ -1,9 +1,10 @@
 //! [`LibraryLock`]: one thread at a time inside the library, for each device.
 
+use super::communicator::ENDING;
 use crate::gpu::backoff::Backoff;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// Lock that a thread holds while it is inside the library for a device: "using different communicators of
@@ -15,20 +16,20 @@ pub(crate) struct LibraryLock {
     bounded_call: Mutex<Option<Arc<BoundedCall>>>,
 }
 
-/// A call with a bound in time. Once it is late, other threads stop waiting for the lock that it holds.
+/// A call with a bound in time, [`ENDING`]. Once it is late, other threads stop waiting for the lock that it holds.
 pub(crate) struct BoundedCall {
     function: &'static str,
-    is_late: AtomicBool,
+    since: RunInstant,
 }
 
 impl BoundedCall {
+    /// Begins now.
     pub fn new(function: &'static str) -> Arc<BoundedCall> {
-        Arc::new(BoundedCall { function, is_late: AtomicBool::new(false) })
+        Arc::new(BoundedCall { function, since: RunInstant::now() })
     }
 
-    /// Marks the call as late: no thread waits any more for a lock that it holds.
-    pub fn give_up(&self) {
-        self.is_late.store(true, Ordering::Release);
+    fn is_late(&self) -> bool {
+        self.since.elapsed() >= ENDING
     }
 }
 
@@ -39,6 +40,13 @@ pub(crate) type LibraryGuard = MutexGuard<'static, ()>;
 pub(crate) struct BoundedGuard {
     lock_of: &'static LibraryLock,
     _guard: LibraryGuard,
+}
+
+impl BoundedGuard {
+    /// The call for which it is held from now on.
+    pub fn is_for(&self, bounded_call: &Arc<BoundedCall>) {
+        *lock(&self.lock_of.bounded_call) = Some(bounded_call.clone());
+    }
 }
 
 impl Drop for BoundedGuard {
@@ -56,9 +64,14 @@ impl LibraryLock {
 
     /// [`acquire`](LibraryLock::acquire) for a bounded call.
     pub fn acquire_for(&'static self, bounded_call: &Arc<BoundedCall>) -> Result<BoundedGuard> {
-        let guard = self.acquire()?;
-        *lock(&self.bounded_call) = Some(bounded_call.clone());
-        Ok(BoundedGuard { lock_of: self, _guard: guard })
+        let guard = BoundedGuard { lock_of: self, _guard: self.acquire()? };
+        guard.is_for(bounded_call);
+        Ok(guard)
+    }
+
+    /// The lock for bounded calls, if it is free.
+    pub fn try_acquire_bounded(&'static self) -> Option<BoundedGuard> {
+        self.try_acquire().map(|guard| BoundedGuard { lock_of: self, _guard: guard })
     }
 
     /// The lock, if it is free.
@@ -86,13 +99,11 @@ impl LibraryLock {
     /// An error if the thread inside is late.
     pub fn check(&self) -> Result<()> {
         match lock(&self.bounded_call).as_deref() {
-            Some(bounded_call) if bounded_call.is_late.load(Ordering::Acquire) => {
-                Err(Error::from(UnsupportedError {
-                    what: "another call of the library on this GPU".into(),
-                    why: format!("a thread of this process has not come back from {}", bounded_call.function),
-                    remedy: "end the process; its other GPUs can be used".into(),
-                }))
-            }
+            Some(bounded_call) if bounded_call.is_late() => Err(Error::from(UnsupportedError {
+                what: "another call of the library on this GPU".into(),
+                why: format!("a thread of this process has not come back from {}", bounded_call.function),
+                remedy: "end the process".into(),
+            })),
             _ => Ok(()),
         }
     }

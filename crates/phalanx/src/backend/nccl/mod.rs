@@ -19,6 +19,7 @@
 //! | `communicator.rs`, `waiting.rs` | the C communicator and its state; waits with a deadline |
 //! | `backend.rs`, `checks.rs` | the operations of `Backend`, and the checks before them |
 //! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
+//! | `reclaim.rs` | memory and C communicators, given back while the GPUs rest |
 //! | `arrival.rs`, `watchdog.rs`, `library_lock.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs`, `parts.rs` | calls of the library; messages, and collectives that consist of them |
@@ -56,6 +57,7 @@ pub(crate) mod messages;
 pub(crate) mod operation;
 pub(crate) mod parameters;
 mod parts;
+pub(crate) mod reclaim;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;
 pub(crate) mod staging;

@@ -1,9 +1,8 @@
-//! Ends a communicator: a healthy one is finalized and destroyed, a failed one aborted, each in a thread with
-//! a bound. `ncclCommDestroy` and `ncclCommAbort` free the C communicator: no call may follow.
+//! Ends a communicator: a healthy one is finalized and destroyed, a failed one revoked and aborted, each in a thread with a bound.
 //!
-//! The driver frees memory only while all GPUs of the process that reach it are idle. So ranks that are threads of one
-//! process end a communicator together: one that went on could occupy its GPU with an operation that waits for a rank that is
-//! still freeing.
+//! `ncclCommFinalize` and `ncclCommRevoke` stop its work, after which no call uses it. `ncclCommDestroy` and `ncclCommAbort` free it,
+//! later (`reclaim.rs`). A library without `ncclCommRevoke` (it came with 2.28.7) frees a failed one at once,
+//! and so does one that graphs have operations of.
 //!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and hangs if one of them aborts instead. So
 //! all ranks decide alike, by what all of them see: if the communicator has failed, it is aborted; otherwise
@@ -13,12 +12,16 @@ use super::communicator::{Communicator, ENDING};
 use super::device::GpuDevice;
 use super::library::Library;
 use super::library_lock::BoundedCall;
+use super::reclaim;
+#[cfg(feature = "nccl")]
+use super::reclaim::UseOfPeers;
 use crate::contract::Departure;
 use crate::gpu::backoff::Backoff;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::Error;
 use phalanx_sys::nccl::{ncclComm_t, ncclResult_t};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -27,8 +30,12 @@ use std::time::Duration;
 /// `NCCL_REVOKE_DEFAULT`, the only flag that exists.
 const REVOKE_DEFAULT: i32 = 0;
 
-/// How long a rank that drops a communicator waits for the others that are threads of this process.
+/// How long a rank that drops a communicator waits until the others that are threads of this process have left it, too.
 const TOGETHER: Duration = Duration::from_millis(100);
+
+/// How long peers of a communicator that has failed may take to let go of this rank's memory; then it is leaked.
+#[cfg(feature = "nccl")]
+const LETTING_GO: Duration = Duration::from_secs(60);
 
 /// Longest pause between two checks whether the other ranks have left.
 const SELDOM: Duration = Duration::from_millis(50);
@@ -66,23 +73,24 @@ impl Communicator {
         }
         #[cfg(feature = "nccl")]
         self.destroy_graphs();
-        let (handle, library_lock) = (Raw(self.handle()), self.device.library_lock);
-        let (ended, queued, revoking) = (self.ended.clone(), self.queued.clone(), self.revoking.clone());
-        bounded(self.rank, "ncclCommAbort", move |bounded_call| {
-            let Raw(handle) = { handle };
-            let Ok(_locked) = library_lock.acquire_for(bounded_call) else { return };
-            if queued.load(Ordering::Acquire) {
-                // A group or a split has begun meanwhile, whose end aborts it.
-                return;
-            }
-            let _not_revoked = lock(&revoking);
-            if !ended.swap(true, Ordering::AcqRel) {
-                // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
-                unsafe { abort(handle) };
-            }
-        });
+        let ending = self.ending();
+        bounded(self.rank, "ncclCommAbort", move |bounded_call| ending.abort(abort, bounded_call));
         if self.drain() && self.has_ended() {
             self.detach();
+        }
+    }
+
+    /// What the thread needs that ends the communicator.
+    fn ending(&self) -> Ending {
+        Ending {
+            library: self.library,
+            handle: Raw(self.handle()),
+            device: self.device,
+            ended: self.ended.clone(),
+            queued: self.queued.clone(),
+            revoked: self.revoked.clone(),
+            can_be_revoked: self.is_made.load(Ordering::Acquire) && !self.is_captured.load(Ordering::Acquire),
+            rank: self.rank,
         }
     }
 
@@ -105,24 +113,20 @@ impl Communicator {
         if let Err(error) = &drained {
             crate::os::log::error!(rank = self.rank, "GPU work of a failed operation has not ended: {error}");
         }
+        self.is_quiet.store(drained.is_ok(), Ordering::Release);
         drained.is_ok()
     }
 
     /// Makes the library's calls on this communicator in other threads return with an error
     /// (`ncclCommRevoke`, 2.28.7). False if the library cannot.
     pub(crate) fn revoke(&self) -> bool {
-        let Some(revoke) = self.library.ncclCommRevoke else { return false };
-        let (handle, device) = (Raw(self.handle()), self.device);
-        let (ended, revoking) = (self.ended.clone(), self.revoking.clone());
+        let ending = self.ending();
+        let Some(revoke) = ending.library.ncclCommRevoke else { return false };
         bounded(self.rank, "ncclCommRevoke", move |_| {
-            let Raw(handle) = { handle };
-            let _current = device.enter();
-            // The thread that returns would free the communicator while this one still uses it.
-            let _not_freed = lock(&revoking);
-            if !ended.load(Ordering::Acquire) {
-                // SAFETY: a communicator that is there until the lock is dropped; it first sets the flags
-                // that all loops of the library look at, which is what it is for.
-                unsafe { revoke(handle, REVOKE_DEFAULT) };
+            // Nobody frees the communicator meanwhile: that it has ended is set under this lock, too.
+            let mut revoked = lock(&ending.revoked);
+            if !ending.ended.load(Ordering::Acquire) && !*revoked {
+                *revoked = ending.revoke(revoke);
             }
         })
     }
@@ -147,40 +151,39 @@ impl Communicator {
             // Publish the failure before other ranks can notice the abort.
             self.control_channel.depart(departure);
             self.abort();
-            self.control_channel.publish_ended();
-            #[cfg(feature = "nccl")]
-            super::watchdog::free_when_all_are_detached(self);
-            return;
-        }
-        if !self.has_ended() && !self.end() {
-            self.end_alone();
-        }
-        if !self.is_alone.load(Ordering::Acquire) {
-            self.control_channel.depart(departure);
-        }
-        if self.has_ended() {
-            self.free_together();
+        } else {
+            if !self.has_ended() && !self.end() {
+                self.end_alone();
+            }
+            if !self.is_alone.load(Ordering::Acquire) {
+                self.control_channel.depart(departure);
+            }
         }
         #[cfg(feature = "nccl")]
-        super::watchdog::free_when_all_are_detached(self);
+        self.free_own_kernels();
+        reclaim::wait();
     }
 
-    /// Frees memory, and comes back when the other ranks have done so, too, if they are threads of this process and all leave.
-    fn free_together(&self) {
-        let channel = &self.control_channel;
-        let is_together = channel.is_of_threads() && channel.have_all_left() && channel.check().is_ok();
-        #[cfg(feature = "nccl")]
-        if let Some(direct) = self.direct.get()
-            && is_together
-            && wait_for(ENDING, || channel.are_all_detached())
-        {
-            let _current = self.device.enter();
-            direct.free();
+    /// Frees the memory of own kernels when no rank reaches it any more.
+    #[cfg(feature = "nccl")]
+    fn free_own_kernels(self: &Arc<Self>) {
+        if self.direct.get().is_none() {
+            return;
         }
-        channel.publish_ended();
-        if is_together {
-            wait_for(ENDING, || channel.have_all_ended());
-        }
+        let (this, owner) = (self.clone(), self.clone());
+        let use_of_peers = move |waited| {
+            let channel = &this.control_channel;
+            let is_orderly = !channel.has_casualties() && channel.check().is_ok();
+            match channel.are_all_detached() {
+                true => UseOfPeers::Over,
+                false if is_orderly || waited < LETTING_GO => UseOfPeers::Possible,
+                false => UseOfPeers::Endless,
+            }
+        };
+        reclaim::later_unless_used("cuMemFree", use_of_peers, move || {
+            let _current = owner.device.enter();
+            owner.direct.get().inspect(|direct| direct.free());
+        });
     }
 
     /// Waits for the end of a communicator that this rank has left: the process exits.
@@ -227,7 +230,6 @@ impl Communicator {
         if !orderly {
             self.end_alone();
         }
-        self.free_together();
     }
 
     /// Leaves the communicator; false if it has to be aborted.
@@ -245,6 +247,7 @@ impl Communicator {
                 );
             }
         }
+        self.is_quiet.store(true, Ordering::Release);
         self.detach();
         // Lost ranks do not take part in the shutdown.
         if self.control_channel.has_casualties() {
@@ -272,20 +275,12 @@ impl Communicator {
 
     /// Finalizes and destroys; false if the communicator has to be aborted.
     fn finish(&self) -> bool {
-        let shutdown = Shutdown {
-            library: self.library,
-            handle: Raw(self.handle()),
-            device: self.device,
-            ended: self.ended.clone(),
-            queued: self.queued.clone(),
-            revoking: self.revoking.clone(),
-            rank: self.rank,
-        };
+        let ending = self.ending();
         let (sender, finalized) = channel();
         let came_back = bounded(self.rank, "the end of a communicator", move |bounded_call| {
-            let is_finalized = shutdown.finalize(bounded_call);
+            let is_finalized = ending.finalize(bounded_call);
             if is_finalized {
-                shutdown.destroy(bounded_call);
+                ending.destroy(bounded_call);
             }
             let _ = sender.send(is_finalized);
         });
@@ -296,7 +291,7 @@ impl Communicator {
 
 /// State of the thread that ends a communicator. A thread that the library never returns to us holds only
 /// this.
-struct Shutdown {
+struct Ending {
     library: &'static Library,
     handle: Raw,
     device: GpuDevice,
@@ -304,11 +299,56 @@ struct Shutdown {
     /// The library looks at the communicator at the end of a group, or of a split (of another thread, where
     /// the process exits).
     queued: Arc<AtomicBool>,
-    revoking: Arc<Mutex<()>>,
+    revoked: Arc<Mutex<bool>>,
+    /// Not while it is being made. Nor if graphs may hold its operations: to abort it waits for their end, unless it was revoked.
+    can_be_revoked: bool,
     rank: usize,
 }
 
-impl Shutdown {
+type End = unsafe extern "C" fn(ncclComm_t) -> ncclResult_t;
+type Revoke = unsafe extern "C" fn(ncclComm_t, c_int) -> ncclResult_t;
+
+impl Ending {
+    /// Stops the communicator's work, and frees it later; at once where the library cannot do one without the other.
+    fn abort(&self, abort: End, bounded_call: &Arc<BoundedCall>) {
+        let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
+        if self.queued.load(Ordering::Acquire) {
+            // A group or a split has begun meanwhile, whose end aborts it.
+            return;
+        }
+        let revoked = lock(&self.revoked);
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let is_stopped = *revoked
+            || self.can_be_revoked && self.library.ncclCommRevoke.is_some_and(|revoke| self.revoke(revoke));
+        match is_stopped {
+            true => self.free_later("ncclCommAbort", abort),
+            // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
+            false => drop(unsafe { abort(self.handle.0) }),
+        }
+    }
+
+    /// False if the library refuses, as it does once the communicator is being finalized.
+    fn revoke(&self, revoke: Revoke) -> bool {
+        let _current = self.device.enter();
+        // SAFETY: a communicator that is there, since the lock of `revoked` is held; other threads may be inside: the library first
+        // sets the flags that all its loops look at, which is what this is for.
+        let answer = unsafe { revoke(self.handle.0, REVOKE_DEFAULT) };
+        matches!(answer, ncclResult_t::Success | ncclResult_t::InProgress)
+    }
+
+    /// Frees what has no work any more.
+    fn free_later(&self, what: &'static str, free: End) {
+        let (device, handle) = (self.device, Raw(self.handle.0));
+        reclaim::later(what, move || {
+            let Raw(handle) = { handle };
+            let _current = device.enter();
+            // SAFETY: called once, since `ended` was set before by this thread's caller; no other thread is inside the library.
+            unsafe { free(handle) };
+        });
+    }
+
     /// Peers that are lost from now on are ignored.
     fn finalize(&self, bounded_call: &Arc<BoundedCall>) -> bool {
         let Some(finalize) = self.library.ncclCommFinalize else { return true };
@@ -372,16 +412,20 @@ impl Shutdown {
         result
     }
 
-    /// Of a communicator that is finalized and without error. It waits for CUDA graphs that captured it.
+    /// Of a communicator that is finalized and without error. Without `ncclCommFinalize` (before 2.14) the library finalizes it now.
     fn destroy(&self, bounded_call: &Arc<BoundedCall>) {
         let Some(destroy) = self.library.ncclCommDestroy else { return };
-        let _current = self.device.enter();
         let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
-        let _not_revoked = lock(&self.revoking);
+        let _not_revoked = lock(&self.revoked);
         if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
-            // SAFETY: finalized; called once, since `ended` was not set; the only thread inside, by both
-            // locks.
-            unsafe { destroy(self.handle.0) };
+            match self.library.ncclCommFinalize {
+                Some(_) => self.free_later("ncclCommDestroy", destroy),
+                None => {
+                    let _current = self.device.enter();
+                    // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
+                    unsafe { destroy(self.handle.0) };
+                }
+            }
         }
     }
 }
@@ -412,13 +456,12 @@ unsafe impl Send for Raw {}
 fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
     let bounded_call = BoundedCall::new(what);
-    let of_thread = bounded_call.clone();
     // Set by the first of two events: the thread returns, or is given up.
     let settled = Arc::new(AtomicBool::new(false));
     let of_both = settled.clone();
     INSIDE.fetch_add(1, Ordering::AcqRel);
     let thread = std::thread::Builder::new().name("phalanx-end".into()).spawn(move || {
-        f(&of_thread);
+        f(&bounded_call);
         INSIDE.fetch_sub(1, Ordering::AcqRel);
         if of_both.swap(true, Ordering::AcqRel) {
             LOST.fetch_sub(1, Ordering::AcqRel);
@@ -431,7 +474,6 @@ fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + 
     }
     let came_back = is_started && receiver.recv_timeout(ENDING).is_ok();
     if !came_back {
-        bounded_call.give_up();
         LOST.fetch_add(1, Ordering::AcqRel);
         if settled.swap(true, Ordering::AcqRel) || !is_started {
             LOST.fetch_sub(1, Ordering::AcqRel);

@@ -5,6 +5,7 @@
 
 use super::communicator::{Communicator, ENDING};
 use super::init::look_unless_initializing;
+use super::reclaim;
 use super::shutdown::wait_until_all_are_out;
 use super::waiting::ASYNC_ERROR;
 use crate::contract::Departure;
@@ -18,64 +19,17 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
-use std::thread::Thread;
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 /// Longest time between two rounds over all communicators.
 const ROUND: Duration = Duration::from_millis(100);
 
-/// Shortest time between two rounds.
-#[cfg(feature = "nccl")]
-const SOON: Duration = Duration::from_millis(1);
-
-static WATCHDOG: OnceLock<Thread> = OnceLock::new();
-
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// Communicators that this rank has left and whose memory peers may still write to.
-#[cfg(feature = "nccl")]
-static LEFT: Mutex<Vec<(Arc<Communicator>, RunInstant)>> = Mutex::new(Vec::new());
-
-/// How long peers of a communicator that has failed may take to let go of this rank's memory; then it is leaked.
-#[cfg(feature = "nccl")]
-const LETTING_GO: Duration = Duration::from_secs(60);
-
-/// Frees the memory of own kernels when no rank reaches it any more. Peers usually leave at the same time, so the
-/// watchdog looks soon: a program that makes and drops many communicators must not collect their memory.
-#[cfg(feature = "nccl")]
-pub(crate) fn free_when_all_are_detached(communicator: &Arc<Communicator>) {
-    if communicator.direct.get().is_some() {
-        lock(&LEFT).push((communicator.clone(), RunInstant::now()));
-        WATCHDOG.get().inspect(|watchdog| watchdog.unpark());
-    }
-}
-
-/// Time until the next round: an eighth of the shortest wait for peers, within bounds.
-#[cfg(feature = "nccl")]
-fn pause() -> Duration {
-    let shortest = lock(&LEFT).iter().map(|(_, since)| since.elapsed()).min();
-    shortest.map_or(ROUND, |waited| (waited / 8).clamp(SOON, ROUND))
-}
-
-#[cfg(not(feature = "nccl"))]
-fn pause() -> Duration {
-    ROUND
-}
-
-/// Whether to look again later.
-#[cfg(feature = "nccl")]
-fn is_awaited(communicator: &Communicator, since: RunInstant) -> bool {
-    let channel = &communicator.control_channel;
-    if channel.are_all_detached()
-        && let Some(direct) = communicator.direct.get()
-    {
-        let _current = communicator.device.enter();
-        direct.free();
-        return false;
-    }
-    let is_orderly = !channel.has_casualties() && channel.check().is_ok();
-    is_orderly || since.elapsed() < LETTING_GO
+/// All communicators of this process that are alive.
+pub(crate) fn all() -> Vec<Arc<Communicator>> {
+    lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect()
 }
 
 /// A communicator, with the state seen in the last round.
@@ -87,6 +41,8 @@ struct Watched {
     /// The last enqueued call, and since when it is the last.
     sequence: (String, u64),
     enqueued: RunInstant,
+    /// A thread is failing it.
+    is_over: bool,
 }
 
 /// Watches a communicator from now on. Also registers the end of all communicators at process exit.
@@ -101,6 +57,7 @@ pub(crate) fn watch(communicator: &Arc<Communicator>) -> Result<()> {
         calling_since: now,
         sequence: Default::default(),
         enqueued: now,
+        is_over: false,
     });
     Ok(())
 }
@@ -120,8 +77,7 @@ pub(super) fn exits_badly() -> bool {
 /// Other threads of the process may still be in operations, which are watched meanwhile. Where one does not
 /// come out in time, or a group or a split is still open, the process leaves without the destructors.
 fn end(status: Option<c_int>) {
-    let watched: Vec<_> =
-        lock(&WATCHED).iter().filter_map(|watched| watched.communicator.upgrade()).collect();
+    let watched = all();
     let alive: Vec<_> = watched.iter().filter(|one| !one.has_ended()).collect();
     let is_well = status.unwrap_or(0) == 0;
     EXITS_BADLY.store(!is_well, Ordering::Release);
@@ -154,7 +110,10 @@ fn end(status: Option<c_int>) {
     }
     drop(sender);
     let are_through = ended.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
-    let is_quiet = are_through && alive.iter().all(|one| one.has_ended()) && wait_until_all_are_out();
+    let is_quiet = are_through
+        && alive.iter().all(|one| one.has_ended())
+        && wait_until_all_are_out()
+        && reclaim::wait_at_exit();
     // The thread-locals of this thread are destroyed: too late to drop a communicator, also one that has ended, whose last owner this may be.
     std::mem::forget(watched);
     if let (Some(status), false) = (status, is_quiet) {
@@ -168,14 +127,12 @@ fn start() -> Result<()> {
     START.call_once(|| {
         let thread = std::thread::Builder::new().name("phalanx-watchdog".into()).spawn(|| {
             loop {
-                std::thread::park_timeout(pause());
+                std::thread::sleep(ROUND);
                 let now = RunInstant::now();
                 lock(&WATCHED).retain_mut(|watched| watched.look(now));
-                #[cfg(feature = "nccl")]
-                lock(&LEFT).retain(|(communicator, since)| is_awaited(communicator, *since));
             }
         });
-        outcome = thread.map(|thread| drop(WATCHDOG.set(thread.thread().clone()))).map_err(|error| {
+        outcome = thread.map(drop).map_err(|error| {
             Error::system("starting a thread", error, "deadlines on GPUs need one: raise `ulimit -u`")
         });
     });
@@ -183,11 +140,11 @@ fn start() -> Result<()> {
 }
 
 impl Watched {
-    /// Checks the communicator; false when it need not be watched any more.
+    /// Checks the communicator, until it has failed or ended; false when it is gone.
     fn look(&mut self, now: RunInstant) -> bool {
         let Some(communicator) = self.communicator.upgrade() else { return false };
-        if communicator.has_failed() || communicator.has_ended() {
-            return false;
+        if self.is_over || communicator.has_failed() || communicator.has_ended() {
+            return true;
         }
         let Some(failure) = self.reason(&communicator, now) else { return true };
         // It may take its time.
@@ -196,7 +153,8 @@ impl Watched {
             crate::os::log::error!("no thread to end a communicator in: raise `ulimit -u`");
             return true;
         }
-        false
+        self.is_over = true;
+        true
     }
 
     fn reason(&mut self, communicator: &Communicator, now: RunInstant) -> Option<Error> {

@@ -5,6 +5,7 @@ use super::buffer::{Buffer, Owner};
 use super::registration::free;
 use super::slice::GpuSlice;
 use crate::backend::nccl::communicator::ENDING;
+use crate::backend::nccl::reclaim;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::{GpuStream, Stream};
 use crate::buffer::{Source, Target};
@@ -116,8 +117,11 @@ impl<T: Element, S: GpuSlice<T>> Drop for Buffer<T, S> {
         }
         slice.forget();
         match is_free {
-            // SAFETY: deregistered, not in use; freed once.
-            true => unsafe { free(communicator.library, &communicator.device, self.start) },
+            true => {
+                // SAFETY: deregistered, not in use; freed once.
+                unsafe { free(communicator.library, &communicator.device, self.start) };
+                reclaim::wait();
+            }
             false => communicator.leave_to_peers(self.start),
         }
     }

@@ -4,6 +4,7 @@ use crate::backend::nccl::communicator::Communicator;
 use crate::backend::nccl::device::GpuDevice;
 use crate::backend::nccl::device_comm::Held;
 use crate::backend::nccl::library::Library;
+use crate::backend::nccl::reclaim;
 use crate::types::error::Result;
 use phalanx_sys::nccl::{NCCL_WIN_REQUIRED_ALIGNMENT, ncclResult_t, ncclWindow_t};
 use std::ffi::{c_int, c_void};
@@ -106,16 +107,18 @@ impl Communicator {
     }
 }
 
-/// Gives memory back to the library; the communicator that it was allocated for may have ended.
+/// Gives memory back to the library, later; the communicator that it was allocated for may have ended.
 ///
 /// # Safety
 /// It was allocated by `ncclMemAlloc`, nobody uses it, it is not registered, and this happens once.
-pub(crate) unsafe fn free(library: &Library, device: &GpuDevice, start: *mut u8) {
+pub(crate) unsafe fn free(library: &'static Library, device: &GpuDevice, start: *mut u8) {
     let Some(free) = library.ncclMemFree else { return };
-    let _current = device.enter();
-    let Ok(_locked) = device.library_lock.acquire() else { return };
-    // SAFETY: the caller's contract.
-    unsafe { free(start.cast()) };
+    let (device, address) = (*device, start.addr());
+    reclaim::later("ncclMemFree", move || {
+        let _current = device.enter();
+        // SAFETY: the caller's contract.
+        unsafe { free(std::ptr::with_exposed_provenance_mut(address)) };
+    });
 }
 
 /// The best registration that the library offers; a window only if all ranks can wait for each other.

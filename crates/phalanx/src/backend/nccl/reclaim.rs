@@ -1,0 +1,191 @@
+//! Gives memory back to the library and to the driver while the GPUs of this process rest.
+//!
+//! The driver frees memory only when all GPUs that reach it are idle, and whoever frees waits for that. An operation that is under
+//! way on one of them may wait for the rank that frees, in another communicator, and both would wait until a deadline. So what is
+//! to be freed is put into a list. A thread frees it when no communicator of the process has an operation under way. It holds the
+//! library locks of all GPUs meanwhile, so that none begins.
+
+use super::communicator::{Communicator, ENDING};
+use super::device;
+use super::library_lock::{BoundedCall, BoundedGuard};
+use super::watchdog;
+use crate::buffer::stream::GpuStream;
+use crate::os::RunInstant;
+use crate::os::sync::lock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
+
+/// How long who gives memory back waits until it is free.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// Shortest and longest pause between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// How long an attempt keeps operations from beginning, at most, until those under way are over.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What is to be freed, in the order in which it was put there.
+static LIST: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
+
+/// The thread that frees.
+static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
+
+/// Memory, or a C communicator, that nothing of this process uses any more.
+struct Remains {
+    what: &'static str,
+    use_of_peers: Box<dyn Fn(Duration) -> UseOfPeers + Send>,
+    /// Taken by the thread that frees.
+    free: Option<Box<dyn FnOnce() + Send>>,
+    since: RunInstant,
+    is_free: Arc<AtomicBool>,
+}
+
+/// Whether other ranks may still use what is to be freed.
+pub(crate) enum UseOfPeers {
+    /// They do not.
+    Over,
+    /// They may.
+    Possible,
+    /// They may for ever: it is leaked.
+    Endless,
+}
+
+impl Remains {
+    fn use_of_peers(&self) -> UseOfPeers {
+        (self.use_of_peers)(self.since.elapsed())
+    }
+
+    fn is_due(&self) -> bool {
+        matches!(self.use_of_peers(), UseOfPeers::Over)
+    }
+}
+
+/// Waits until all that can be free is, but not for long: GPUs may be busy.
+pub(crate) fn wait() {
+    wait_at_most(TOGETHER);
+}
+
+/// [`wait`], as long as the end of a communicator may take. False if something is not free.
+pub(super) fn wait_at_exit() -> bool {
+    wait_at_most(ENDING)
+}
+
+fn wait_at_most(limit: Duration) -> bool {
+    let since = RunInstant::now();
+    while lock(&LIST).iter().any(Remains::is_due) {
+        if since.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep((since.elapsed() / 8).clamp(PAUSES.0 / 20, PAUSES.0));
+    }
+    true
+}
+
+/// Frees something of this process, by a call that `what` names.
+pub(crate) fn later(what: &'static str, free: impl FnOnce() + Send + 'static) {
+    later_unless_used(what, |_| UseOfPeers::Over, free);
+}
+
+/// [`later`], once peers do not use it any more; `use_of_peers` is told how long it has been waited for.
+pub(crate) fn later_unless_used(
+    what: &'static str,
+    use_of_peers: impl Fn(Duration) -> UseOfPeers + Send + 'static,
+    free: impl FnOnce() + Send + 'static,
+) {
+    let remains = Remains {
+        what,
+        use_of_peers: Box::new(use_of_peers),
+        free: Some(Box::new(free)),
+        since: RunInstant::now(),
+        is_free: Arc::default(),
+    };
+    lock(&LIST).push(remains);
+    match THREAD.get_or_init(start) {
+        Some(thread) => thread.unpark(),
+        None => crate::os::log::error!("no thread to free GPU memory in: raise `ulimit -u`; it is leaked"),
+    }
+}
+
+fn start() -> Option<Thread> {
+    let work = || {
+        loop {
+            free_what_is_due();
+            let shortest = lock(&LIST).iter().map(|remains| remains.since.elapsed()).min();
+            match shortest {
+                Some(waited) => std::thread::park_timeout((waited / 8).clamp(PAUSES.0, PAUSES.1)),
+                None => std::thread::park(),
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("phalanx-reclaim".into()).spawn(work);
+    thread.ok().map(|thread| thread.thread().clone())
+}
+
+/// One attempt.
+fn free_what_is_due() {
+    let waited =
+        lock(&LIST).iter().filter(|remains| remains.is_due()).map(|remains| remains.since.elapsed()).max();
+    if let Some(waited) = waited
+        && let Some(rest) = Rest::begin((waited / 8).min(PATIENCE))
+    {
+        rest.free_what_is_due();
+    }
+    // Dropped without the lock: what they own may put more into the list.
+    let is_over = |remains: &mut Remains| {
+        remains.is_free.load(Ordering::Acquire) || matches!(remains.use_of_peers(), UseOfPeers::Endless)
+    };
+    let over: Vec<_> = lock(&LIST).extract_if(.., is_over).collect();
+    drop(over);
+}
+
+/// The GPUs of this process at rest: no operation is under way, and none can begin until this is dropped.
+struct Rest {
+    guards: Vec<BoundedGuard>,
+}
+
+impl Rest {
+    /// Keeps operations from beginning, and waits for `patience` until none is under way. `None` if one still is.
+    fn begin(patience: Duration) -> Option<Rest> {
+        let guards = device::opened()
+            .iter()
+            .map(|gpu| gpu.library_lock.try_acquire_bounded())
+            .collect::<Option<_>>()?;
+        let rest = Rest { guards };
+        let (communicators, since) = (watchdog::all(), RunInstant::now());
+        while communicators.iter().any(|communicator| communicator.is_at_work()) {
+            if since.elapsed() >= patience {
+                return None;
+            }
+            std::thread::sleep(PAUSES.0 / 10);
+        }
+        Some(rest)
+    }
+
+    fn free_what_is_due(&self) {
+        let due: Vec<_> = lock(&LIST)
+            .iter_mut()
+            .filter(|remains| remains.is_due())
+            .filter_map(|remains| Some((remains.what, remains.free.take()?, remains.is_free.clone())))
+            .collect();
+        for (what, free, is_free) in due {
+            let call = BoundedCall::new(what);
+            self.guards.iter().for_each(|guard| guard.is_for(&call));
+            device::beside_captures(free);
+            is_free.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Communicator {
+    /// Whether one of its operations may be under way on the GPU.
+    fn is_at_work(&self) -> bool {
+        if self.is_quiet.load(Ordering::Acquire) {
+            return false;
+        }
+        let _current = self.device.enter();
+        let is_busy = |stream: &GpuStream| matches!(self.device.is_busy(stream.raw()), Ok(true));
+        self.streams().iter().any(is_busy)
+    }
+}
