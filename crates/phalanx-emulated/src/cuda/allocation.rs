@@ -139,8 +139,9 @@ exported! {
     }
 
     fn cuMemFreeHost(address: u64) {
-        current()?;
+        let context = current()?;
         capture::refuse_unsafe_call()?;
+        wait_to_free(context.device);
         free(FUNCTION, address, &[Kind::Host])
     }
 

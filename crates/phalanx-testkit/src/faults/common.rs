@@ -6,6 +6,7 @@ use crate::emulated::Emulated;
 use crate::processes::Launch;
 use crate::{Fields, verdict};
 use phalanx::{Comm, Error, ReduceOp};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 /// A world that takes longer hangs.
@@ -153,4 +154,18 @@ pub fn all_within(reports: &[String], limit: Duration) -> Result<(), String> {
         Some(slow) => Err(format!("not within {limit:?}: {slow}")),
         None => Ok(()),
     }
+}
+
+/// All ranks call the communicator by one name, however they came to it.
+pub fn have_one_name(comm: &Comm) -> phalanx::Result<()> {
+    let mut hasher = DefaultHasher::new();
+    comm.name().hash(&mut hasher);
+    let all = comm.all_gather_value(hasher.finish())?;
+    assert!(
+        all.iter().all(|one| *one == all[0]),
+        "rank {} calls it {}, and another otherwise",
+        comm.rank(),
+        comm.name()
+    );
+    Ok(())
 }

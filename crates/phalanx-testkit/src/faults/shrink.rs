@@ -1,6 +1,6 @@
 //! Going on after a failure, and again, and a thousand times.
 
-use super::common::{DEADLINE, has};
+use super::common::{DEADLINE, has, have_one_name};
 use super::holdings::{Baseline, Holdings};
 use super::{Case, Effort};
 use crate::fault::{self, Fault};
@@ -88,6 +88,7 @@ fn text(error: Error) -> String {
 }
 
 fn works(comm: &Comm, len: usize) -> phalanx::Result<()> {
+    have_one_name(comm)?;
     let mut ones = vec![1u32; len];
     comm.all_reduce_in_place(&mut ones, ReduceOp::Sum)?;
     assert!(ones.iter().all(|one| *one == comm.world_size() as u32), "a wrong sum");

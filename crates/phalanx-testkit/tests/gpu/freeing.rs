@@ -64,6 +64,11 @@ fn parts(comm: Comm, _: &[String]) -> Outcome {
         let part = must("split", comm.split((rank != outsider).then_some(0), 0))?;
         if let Some(part) = part {
             must("all_reduce of a part", works(&part, 1000))?;
+            // The part has memory of its own for it.
+            must(
+                "all_reduce of host memory",
+                part.all_reduce_in_place(&mut [1.0f32; 1000][..], ReduceOp::Sum),
+            )?;
             drop(part);
         }
         must("all_reduce of all", works(&comm, 1000))?;

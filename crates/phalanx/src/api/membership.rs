@@ -175,13 +175,14 @@ impl Comm {
     pub fn shrink(&self) -> Result<Comm> {
         self.requests.wait_for_collectives();
         let limited = self.limited();
-        let (backend, number) = self.backend.shrink()?;
+        let (backend, numbers) = self.backend.shrink()?;
         drop(limited);
         let kept = processes(&*backend);
         let lost: Vec<u32> =
             processes(&*self.backend).into_iter().filter(|process| !kept.contains(process)).collect();
         launcher::went_on_without(&lost);
-        Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
+        let path: String = numbers.iter().map(|number| format!("/shrink{number}")).collect();
+        Ok(Comm::new(backend.into(), format!("{}{path}", self.recorder.name())))
     }
 
     /// Whether the flags of all remaining ranks are set: the same answer for all of them, also if ranks die meanwhile. `MPIX_Comm_agree`.

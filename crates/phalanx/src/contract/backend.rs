@@ -247,8 +247,9 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     }
 
     /// A communicator of the remaining ranks, in their order, and the number of this shrink of this communicator. Waits for
-    /// them up to the deadline, which begins anew for each rank that is lost meanwhile.
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+    /// them up to the deadline, which begins anew for each rank that is lost meanwhile. Where one is lost before all have the new
+    /// communicator, that is shrunk in turn, and the number of that shrink follows: some ranks may have it and shrink it themselves.
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
         Err(Error::from(UnsupportedError {
             what: "shrink".into(),
             why: format!("the backend {} cannot go on without a rank", self.kind()),

@@ -328,7 +328,7 @@ impl Experts<'_> {
     }
 
     /// Gives the scratch back. Collective: waits for the communicator's work, and for all ranks. Graphs with a dispatch or combine must not be
-    /// launched any more.
+    /// launched any more. The driver gets the memory when no communicator of the process has work on a GPU.
     ///
     /// # Errors
     /// Those of [`Comm::sync`] and [`Comm::barrier`]; the scratch then goes with the communicator.

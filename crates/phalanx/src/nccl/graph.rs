@@ -88,7 +88,11 @@ where
             comm.requests.wait_for_collectives();
             nccl.flush()?;
             rehearse(&group, &comm, &stream)?;
-            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+            {
+                // Who looks whether the stream is busy, which would spoil the capture, holds the lock.
+                let _locked = nccl.communicator.lock_library()?;
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+            }
             let started = group.start_all();
             // Ended even if a call failed: until then the stream is unusable.
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));

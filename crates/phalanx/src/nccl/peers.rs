@@ -99,10 +99,7 @@ impl Peers<'_> {
     }
 
     fn launched_on(&self, stream: &GpuStream) -> Result<()> {
-        let communicator = &self.surface.comm.communicator;
-        self.streams.add(communicator, stream)?;
-        // Its end waits for the stream.
-        communicator.adopt(stream)
+        self.streams.add(&self.surface.comm.communicator, stream)
     }
 
     /// Waits for the streams on which kernels were launched with it, with the communicator's deadline. [`Comm::sync`](crate::Comm::sync) waits
@@ -115,6 +112,7 @@ impl Peers<'_> {
     }
 
     /// Gives the memory back. Collective: waits for the kernels, and for all ranks. Graphs with such kernels must not be launched any more.
+    /// The driver gets the memory when no communicator of the process has work on a GPU.
     ///
     /// # Errors
     /// Those of [`sync`](Peers::sync) and [`Comm::barrier`](crate::Comm::barrier); the memory then goes with the communicator.

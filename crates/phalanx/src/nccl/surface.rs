@@ -57,6 +57,8 @@ impl<'a> Surface<'a> {
     /// ends or fails; whoever uses it keeps NCCL's rules: one thread at a time, the same order of calls on
     /// every rank.
     pub fn raw_handle(&self) -> *mut c_void {
+        // Nobody knows what the program captures with it.
+        self.comm.communicator.is_captured.store(true, Ordering::Release);
         self.comm.communicator.handle()
     }
 
@@ -156,11 +158,7 @@ impl<'a> Surface<'a> {
         if let Some(direct) = communicator.direct.get() {
             direct.release(memory);
         }
-        let memory = memory.clone();
-        reclaim::later("cuMemFree", move || {
-            let _current = device.enter();
-            memory.free();
-        });
+        memory.free();
         reclaim::wait();
         Ok(())
     }

@@ -185,6 +185,7 @@ fn go_on(shrunk: phalanx::Result<Comm>) -> Result<String, String> {
     };
     let text = |error: Error| format!("after shrink: {error}");
     let ranks = comm.world_size();
+    common::have_one_name(&comm).map_err(text)?;
     for len in [1, 5000, 100_000] {
         let mut ones = vec![1u32; len];
         comm.all_reduce_in_place(&mut ones, ReduceOp::Sum).map_err(text)?;

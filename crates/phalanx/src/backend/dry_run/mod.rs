@@ -281,7 +281,7 @@ impl Backend for DryComm {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
         Err(unsupported("shrink", "no rank is lost in a dry run", "leave the recovery out of the dry run"))
     }
 

@@ -213,9 +213,9 @@ impl Backend for HostComm {
         Ok(parts.into_iter().map(|part| part as Box<dyn Backend>).collect())
     }
 
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
         let (shrunk, round) = self.endpoint.shrink()?;
-        Ok((Box::new(HostComm::new(shrunk)), round))
+        Ok((Box::new(HostComm::new(shrunk)), vec![round]))
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {

@@ -216,12 +216,12 @@ impl Backend for NcclComm {
         1
     }
 
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
         self.check_driver(Operation::Shrink)?;
         let (channel, round) = self.communicator.control_channel.shrink()?;
         let flavour = self.communicator.library.flavour();
         let part = NcclComm::join(channel, flavour, Some(self.gpu()), self.settings.clone())?;
-        Ok((Box::new(part), round))
+        Ok((Box::new(part), vec![round]))
     }
 
     fn agree(&self, flag: bool) -> Result<bool> {

@@ -162,7 +162,7 @@ impl Communicator {
             return Ok(Progress::Enqueued);
         }
         self.come_after_last(call.stream)?;
-        self.note_capture(call.stream)?;
+        self.note_capture(call.stream);
         #[cfg(feature = "nccl")]
         {
             // An exchange of messages says otherwise where own kernels carry all.
@@ -187,11 +187,10 @@ impl Communicator {
     }
 
     /// Notes that what the library is about to enqueue is captured in a graph.
-    pub(crate) fn note_capture(&self, stream: RawStream) -> Result<()> {
-        if !self.is_captured.load(Ordering::Relaxed) && self.device.is_captured(stream)? {
+    pub(crate) fn note_capture(&self, stream: RawStream) {
+        if !self.is_captured.load(Ordering::Relaxed) && self.device.is_captured(stream).unwrap_or(true) {
             self.is_captured.store(true, Ordering::Release);
         }
-        Ok(())
     }
 
     /// Gives the own kernels that have waited for the group's end their places, and launches those that do not run beside the library's part.

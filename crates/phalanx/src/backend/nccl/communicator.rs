@@ -61,7 +61,9 @@ pub(crate) struct Communicator {
     /// Whether the library has made it completely.
     pub(crate) is_made: AtomicBool,
     /// Whether a graph may hold operations of the library.
-    pub(crate) is_captured: AtomicBool,
+    pub(crate) is_captured: Arc<AtomicBool>,
+    /// Whether the program launches kernels that wait for peers.
+    pub(crate) has_kernels: AtomicBool,
     /// Whether it has failed or ended, and nothing of it is under way on the GPU.
     pub(crate) is_quiet: AtomicBool,
     /// Counts entries into the library and returns from it: odd while a thread is inside.
@@ -141,8 +143,8 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let memory = std::mem::take(&mut *lock(&self.left_to_peers));
         if self.has_ended() && !self.control_channel.is_copy() {
-            // SAFETY: of windows that were dropped, whose users on this rank were waited for then; the
-            // communicator, and with it what peers do by it, has ended.
+            // SAFETY: of windows that were dropped, whose users on this rank were waited for then. The communicator has ended,
+            // and is freed before.
             memory.into_iter().for_each(|start| unsafe { free(self.library, &self.device, start) });
         }
     }
@@ -206,7 +208,8 @@ impl Communicator {
             failed: OnceLock::new(),
             ended: Arc::new(AtomicBool::new(true)),
             is_made: AtomicBool::new(false),
-            is_captured: AtomicBool::new(false),
+            is_captured: Arc::default(),
+            has_kernels: AtomicBool::new(false),
             is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),
             queued: Arc::default(),
@@ -453,6 +456,7 @@ impl Communicator {
 
     /// Records enqueued work that is neither a collective nor a message.
     pub fn used(&self, stream: RawStream) {
+        self.note_capture(stream);
         let auxiliary = self.auxiliary_call();
         let mut last = lock(&self.last);
         last.stream = stream;
@@ -461,6 +465,7 @@ impl Communicator {
 
     /// Records that the stream waits for signals of these peers.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
+        self.note_capture(stream);
         self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
         let announced = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));

@@ -36,7 +36,7 @@ pub struct Config {
     pub max_ctas: Option<i32>,
     /// Which network module, by name: `IB`, `Socket`, … (2.17).
     pub net_name: Option<String>,
-    /// Whether children of a split share the parent's resources (2.18).
+    /// Whether children of a split share the parent's resources (2.18). NCCL aborts them together: one that fails takes the others along.
     pub split_share: Option<i32>,
     /// The network's traffic class (2.26).
     pub traffic_class: Option<i32>,

@@ -2,6 +2,7 @@
 //! calls.
 
 use super::library_lock::LibraryLock;
+use super::reclaim;
 #[cfg(feature = "nccl")]
 use super::runtime::Cuda;
 #[cfg(feature = "rccl")]
@@ -36,7 +37,7 @@ pub(crate) fn opened() -> Vec<GpuDevice> {
     lock(&OPENED).values().copied().collect()
 }
 
-/// Makes calls that captures of other threads must not be in the way of.
+/// Makes calls that a capture in another thread would refuse, or that would spoil it.
 pub(crate) fn beside_captures<R>(calls: impl FnOnce() -> R) -> R {
     #[cfg(feature = "nccl")]
     if opened().iter().any(|gpu| gpu.cuda().is_some()) {
@@ -287,16 +288,20 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(device: &GpuDevice, place: MemoryPlace, bytes: usize) -> Result<Memory> {
-        let start = device.runtime.allocate(place, bytes.max(1))?;
+        let start = reclaim::make_room(|| Ok(device.runtime.allocate(place, bytes.max(1))?))?;
         Ok(Memory { start, place, device: *device })
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _current = self.device.enter();
-        // SAFETY: allocated by `new`, freed once.
-        unsafe { self.device.runtime.free(self.place, self.start) };
+        let (place, device, address) = (self.place, self.device, self.start.expose_provenance());
+        let what = if place == MemoryPlace::Device { "cuMemFree" } else { "cuMemFreeHost" };
+        reclaim::later(what, move || {
+            let _current = device.enter();
+            // SAFETY: allocated by `new`, freed once.
+            unsafe { device.runtime.free(place, std::ptr::with_exposed_provenance_mut(address)) };
+        });
     }
 }
 

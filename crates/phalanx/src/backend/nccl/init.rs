@@ -18,12 +18,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The threads of this process that are making a communicator.
-static WORK: Mutex<InitThreads> = Mutex::new(InitThreads { threads: 0, has_begun: false });
+static WORK: Mutex<InitThreads> =
+    Mutex::new(InitThreads { threads: 0, has_begun: false, is_kept_out: false });
 
 struct InitThreads {
     threads: usize,
     /// Whether there ever was one.
     has_begun: bool,
+    /// Whether [`NoInits`] keeps others from beginning.
+    is_kept_out: bool,
 }
 
 /// Looks at a communicator, unless one is being made: its thread is inside the library without the library
@@ -39,10 +42,61 @@ pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
     (!work.has_begun).then(f)
 }
 
-fn enter_work() {
-    let mut work = lock(&WORK);
-    work.threads += 1;
-    work.has_begun = true;
+/// A thread that is making a communicator, until dropped.
+struct InitThread(());
+
+impl InitThread {
+    /// Waits for [`NoInits`]; an error if a call of the library on this device does not come back.
+    fn begin(device: &GpuDevice) -> Result<InitThread> {
+        loop {
+            device.library_lock.check()?;
+            let mut work = lock(&WORK);
+            if !work.is_kept_out {
+                work.threads += 1;
+                work.has_begun = true;
+                return Ok(InitThread(()));
+            }
+            drop(work);
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for InitThread {
+    fn drop(&mut self) {
+        lock(&WORK).threads -= 1;
+    }
+}
+
+/// No communicator is being made, and none can be until this is dropped. There is one at a time.
+pub(super) struct NoInits(());
+
+impl NoInits {
+    /// `None` if a communicator is being made, or there is one.
+    pub fn begin() -> Option<NoInits> {
+        let mut work = lock(&WORK);
+        if work.threads > 0 || work.is_kept_out {
+            return None;
+        }
+        work.is_kept_out = true;
+        Some(NoInits(()))
+    }
+
+    /// Waits until it can begin.
+    pub fn wait() -> NoInits {
+        loop {
+            match NoInits::begin() {
+                Some(begun) => return begun,
+                None => std::thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+impl Drop for NoInits {
+    fn drop(&mut self) {
+        lock(&WORK).is_kept_out = false;
+    }
 }
 
 /// Where a communicator comes from.
@@ -186,7 +240,7 @@ impl PendingInit {
         };
         let order = InitCall { library, origin: origin.clone(), place, config, handle: handle.clone() };
         order.is_possible()?;
-        device.library_lock.check()?;
+        let thread = InitThread::begin(device)?;
         if let Some(parent) = &parent {
             // Nobody ends it while the library is inside.
             let _locked = parent.lock_library()?;
@@ -197,12 +251,11 @@ impl PendingInit {
         let of_thread = stage.clone();
         let work = move || {
             let _current = device.enter();
-            enter_work();
             let result = match advance(&of_thread, INSIDE) {
                 true => order.carry_out(),
                 false => ncclResult_t::InvalidUsage,
             };
-            lock(&WORK).threads -= 1;
+            drop(thread);
             let _ = sender.send(result);
         };
         match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {

@@ -1,11 +1,11 @@
 //! [`LibraryLock`]: one thread at a time inside the library, for each device.
 
-use super::communicator::ENDING;
 use crate::gpu::backoff::Backoff;
 use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 /// Lock that a thread holds while it is inside the library for a device: "using different communicators of
 /// one device from several threads is not safe" (NCCL's user guide, thread safety).
@@ -16,20 +16,21 @@ pub(crate) struct LibraryLock {
     bounded_call: Mutex<Option<Arc<BoundedCall>>>,
 }
 
-/// A call with a bound in time, [`ENDING`]. Once it is late, other threads stop waiting for the lock that it holds.
+/// A call with a bound in time. Once it is late, other threads stop waiting for the lock that it holds.
 pub(crate) struct BoundedCall {
     function: &'static str,
     since: RunInstant,
+    limit: Duration,
 }
 
 impl BoundedCall {
     /// Begins now.
-    pub fn new(function: &'static str) -> Arc<BoundedCall> {
-        Arc::new(BoundedCall { function, since: RunInstant::now() })
+    pub fn new(function: &'static str, limit: Duration) -> Arc<BoundedCall> {
+        Arc::new(BoundedCall { function, since: RunInstant::now(), limit })
     }
 
     fn is_late(&self) -> bool {
-        self.since.elapsed() >= ENDING
+        self.since.elapsed() >= self.limit
     }
 }
 

@@ -3,15 +3,17 @@
 //! The driver frees memory only when all GPUs that reach it are idle, and whoever frees waits for that. An operation that is under
 //! way on one of them may wait for the rank that frees, in another communicator, and both would wait until a deadline. So what is
 //! to be freed is put into a list. A thread frees it when no communicator of the process has an operation under way. It holds the
-//! library locks of all GPUs meanwhile, so that none begins.
+//! library locks of all GPUs meanwhile, so that none begins. Other work of the program, which waits for no rank, it may wait for.
 
 use super::communicator::{Communicator, ENDING};
 use super::device;
+use super::init::NoInits;
 use super::library_lock::{BoundedCall, BoundedGuard};
 use super::watchdog;
 use crate::buffer::stream::GpuStream;
-use crate::os::RunInstant;
 use crate::os::sync::lock;
+use crate::os::{ForkMark, RunInstant};
+use crate::types::error::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
@@ -21,16 +23,16 @@ use std::time::Duration;
 const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Shortest and longest pause between two attempts.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(800));
 
-/// How long an attempt keeps operations from beginning, at most, until those under way are over.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long an attempt keeps operations from beginning, at most, until those under way are over: an eighth of the pause before.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What is to be freed, in the order in which it was put there.
 static LIST: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
 
-/// The thread that frees.
-static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
+/// The thread that frees, and the process that has it.
+static THREAD: OnceLock<(ForkMark, Option<Thread>)> = OnceLock::new();
 
 /// Memory, or a C communicator, that nothing of this process uses any more.
 struct Remains {
@@ -64,18 +66,33 @@ impl Remains {
 
 /// Waits until all that can be free is, but not for long: GPUs may be busy.
 pub(crate) fn wait() {
-    wait_at_most(TOGETHER);
+    wait_while(|waited| waited < TOGETHER);
 }
 
 /// [`wait`], as long as the end of a communicator may take. False if something is not free.
-pub(super) fn wait_at_exit() -> bool {
-    wait_at_most(ENDING)
+pub(super) fn wait_longer() -> bool {
+    let since = RunInstant::now();
+    wait_while(|_| since.elapsed() < ENDING)
 }
 
-fn wait_at_most(limit: Duration) -> bool {
+/// Allocates; again, once all that can be free is, if there is too little memory.
+pub(crate) fn make_room<T>(allocate: impl Fn() -> Result<T>) -> Result<T> {
+    match allocate() {
+        Err(_) if longest_wait().is_some() && wait_longer() => allocate(),
+        allocated => allocated,
+    }
+}
+
+/// How long what can be free has been waiting for that.
+fn longest_wait() -> Option<Duration> {
+    lock(&LIST).iter().filter(|remains| remains.is_due()).map(|remains| remains.since.elapsed()).max()
+}
+
+/// Waits until all that can be free is, while `is_worth_it`, which is told how long the first has waited.
+fn wait_while(is_worth_it: impl Fn(Duration) -> bool) -> bool {
     let since = RunInstant::now();
-    while lock(&LIST).iter().any(Remains::is_due) {
-        if since.elapsed() >= limit {
+    while let Some(waited) = longest_wait() {
+        if !is_worth_it(waited) {
             return false;
         }
         std::thread::sleep((since.elapsed() / 8).clamp(PAUSES.0 / 20, PAUSES.0));
@@ -94,6 +111,15 @@ pub(crate) fn later_unless_used(
     use_of_peers: impl Fn(Duration) -> UseOfPeers + Send + 'static,
     free: impl FnOnce() + Send + 'static,
 ) {
+    let (process, thread) = THREAD.get_or_init(|| (ForkMark::of_this_process(), start()));
+    if process.is_copy() {
+        // What it would free is the original's.
+        return std::mem::forget((use_of_peers, free));
+    }
+    let Some(thread) = thread else {
+        crate::os::log::error!("no thread to free GPU memory in: raise `ulimit -u`; it is leaked");
+        return std::mem::forget((use_of_peers, free));
+    };
     let remains = Remains {
         what,
         use_of_peers: Box::new(use_of_peers),
@@ -102,10 +128,7 @@ pub(crate) fn later_unless_used(
         is_free: Arc::default(),
     };
     lock(&LIST).push(remains);
-    match THREAD.get_or_init(start) {
-        Some(thread) => thread.unpark(),
-        None => crate::os::log::error!("no thread to free GPU memory in: raise `ulimit -u`; it is leaked"),
-    }
+    thread.unpark();
 }
 
 fn start() -> Option<Thread> {
@@ -125,10 +148,8 @@ fn start() -> Option<Thread> {
 
 /// One attempt.
 fn free_what_is_due() {
-    let waited =
-        lock(&LIST).iter().filter(|remains| remains.is_due()).map(|remains| remains.since.elapsed()).max();
-    if let Some(waited) = waited
-        && let Some(rest) = Rest::begin((waited / 8).min(PATIENCE))
+    if let Some(waited) = longest_wait()
+        && let Some(rest) = Rest::begin((waited / 64).min(PATIENCE))
     {
         rest.free_what_is_due();
     }
@@ -142,18 +163,23 @@ fn free_what_is_due() {
 
 /// The GPUs of this process at rest: no operation is under way, and none can begin until this is dropped.
 struct Rest {
+    _no_inits: NoInits,
     guards: Vec<BoundedGuard>,
+    /// How long an operation may wait for it.
+    limit: Duration,
 }
 
 impl Rest {
     /// Keeps operations from beginning, and waits for `patience` until none is under way. `None` if one still is.
     fn begin(patience: Duration) -> Option<Rest> {
+        let no_inits = NoInits::begin()?;
         let guards = device::opened()
             .iter()
             .map(|gpu| gpu.library_lock.try_acquire_bounded())
             .collect::<Option<_>>()?;
-        let rest = Rest { guards };
         let (communicators, since) = (watchdog::all(), RunInstant::now());
+        let timeouts = communicators.iter().map(|communicator| communicator.control_channel.timeout());
+        let rest = Rest { _no_inits: no_inits, guards, limit: timeouts.fold(ENDING, Duration::max) };
         while communicators.iter().any(|communicator| communicator.is_at_work()) {
             if since.elapsed() >= patience {
                 return None;
@@ -170,7 +196,7 @@ impl Rest {
             .filter_map(|remains| Some((remains.what, remains.free.take()?, remains.is_free.clone())))
             .collect();
         for (what, free, is_free) in due {
-            let call = BoundedCall::new(what);
+            let call = BoundedCall::new(what, self.limit);
             self.guards.iter().for_each(|guard| guard.is_for(&call));
             device::beside_captures(free);
             is_free.store(true, Ordering::Release);
@@ -181,7 +207,8 @@ impl Rest {
 impl Communicator {
     /// Whether one of its operations may be under way on the GPU.
     fn is_at_work(&self) -> bool {
-        if self.is_quiet.load(Ordering::Acquire) {
+        let is_waited_for = lock(&self.last).announced.is_none() && !self.has_kernels.load(Ordering::Acquire);
+        if is_waited_for || self.is_quiet.load(Ordering::Acquire) {
             return false;
         }
         let _current = self.device.enter();

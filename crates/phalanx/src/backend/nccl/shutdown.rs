@@ -10,6 +10,7 @@
 
 use super::communicator::{Communicator, ENDING};
 use super::device::GpuDevice;
+use super::init::NoInits;
 use super::library::Library;
 use super::library_lock::BoundedCall;
 use super::reclaim;
@@ -89,7 +90,8 @@ impl Communicator {
             ended: self.ended.clone(),
             queued: self.queued.clone(),
             revoked: self.revoked.clone(),
-            can_be_revoked: self.is_made.load(Ordering::Acquire) && !self.is_captured.load(Ordering::Acquire),
+            is_made: self.is_made.load(Ordering::Acquire),
+            is_captured: self.is_captured.clone(),
             rank: self.rank,
         }
     }
@@ -161,7 +163,9 @@ impl Communicator {
         }
         #[cfg(feature = "nccl")]
         self.free_own_kernels();
-        reclaim::wait();
+        if !self.has_failed() {
+            reclaim::wait();
+        }
     }
 
     /// Frees the memory of own kernels when no rank reaches it any more.
@@ -181,7 +185,6 @@ impl Communicator {
             }
         };
         reclaim::later_unless_used("cuMemFree", use_of_peers, move || {
-            let _current = owner.device.enter();
             owner.direct.get().inspect(|direct| direct.free());
         });
     }
@@ -223,13 +226,21 @@ impl Communicator {
         let since = RunInstant::now();
         let orderly = loop {
             match self.outcome_of_all() {
-                Some(orderly) => break orderly && self.finish(),
+                Some(orderly) => break orderly && self.finish_between_inits(),
                 None => nap(since),
             }
         };
         if !orderly {
             self.end_alone();
         }
+    }
+
+    /// [`finish`](Communicator::finish) beside what the rank does meanwhile: it may make a communicator, for which the library is called
+    /// without its lock.
+    fn finish_between_inits(&self) -> bool {
+        // Where the library ends a communicator with all ranks together, other calls are allowed meanwhile. Elsewhere it waits for none.
+        let _no_inits = (!self.library.ends_together()).then(NoInits::wait);
+        self.finish()
     }
 
     /// Leaves the communicator; false if it has to be aborted.
@@ -300,8 +311,10 @@ struct Ending {
     /// the process exits).
     queued: Arc<AtomicBool>,
     revoked: Arc<Mutex<bool>>,
-    /// Not while it is being made. Nor if graphs may hold its operations: to abort it waits for their end, unless it was revoked.
-    can_be_revoked: bool,
+    /// Before that it cannot be revoked.
+    is_made: bool,
+    /// Whether a graph may hold operations of it: the abort waits for the graph's end, but not if it was revoked before.
+    is_captured: Arc<AtomicBool>,
     rank: usize,
 }
 
@@ -317,16 +330,23 @@ impl Ending {
             return;
         }
         let revoked = lock(&self.revoked);
-        if self.ended.swap(true, Ordering::AcqRel) {
+        if self.ended.load(Ordering::Acquire) {
             return;
         }
-        let is_stopped = *revoked
-            || self.can_be_revoked && self.library.ncclCommRevoke.is_some_and(|revoke| self.revoke(revoke));
-        match is_stopped {
-            true => self.free_later("ncclCommAbort", abort),
-            // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
-            false => drop(unsafe { abort(self.handle.0) }),
+        let is_captured = self.is_captured.load(Ordering::Acquire);
+        let can_be_revoked = self.is_made && !is_captured;
+        if *revoked && is_captured {
+            crate::os::log::error!(
+                rank = self.rank,
+                "a communicator is leaked: a CUDA graph may still use it"
+            );
+        } else if *revoked || can_be_revoked && self.library.ncclCommRevoke.is_some_and(|f| self.revoke(f)) {
+            self.free_later("ncclCommAbort", abort);
+        } else {
+            // SAFETY: called once, since `ended` is not set; the only thread inside, by both locks.
+            unsafe { abort(self.handle.0) };
         }
+        self.ended.store(true, Ordering::Release);
     }
 
     /// False if the library refuses, as it does once the communicator is being finalized.
@@ -338,13 +358,14 @@ impl Ending {
         matches!(answer, ncclResult_t::Success | ncclResult_t::InProgress)
     }
 
-    /// Frees what has no work any more.
+    /// Frees what has no work any more, before memory that is given back once it has ended.
     fn free_later(&self, what: &'static str, free: End) {
         let (device, handle) = (self.device, Raw(self.handle.0));
         reclaim::later(what, move || {
             let Raw(handle) = { handle };
             let _current = device.enter();
-            // SAFETY: called once, since `ended` was set before by this thread's caller; no other thread is inside the library.
+            // SAFETY: called once, by whoever sets `ended` under the library lock. Nobody is inside this communicator: all look at
+            // `ended` under that lock before.
             unsafe { free(handle) };
         });
     }
@@ -417,15 +438,16 @@ impl Ending {
         let Some(destroy) = self.library.ncclCommDestroy else { return };
         let Ok(_locked) = self.device.library_lock.acquire_for(bounded_call) else { return };
         let _not_revoked = lock(&self.revoked);
-        if !self.queued.load(Ordering::Acquire) && !self.ended.swap(true, Ordering::AcqRel) {
+        if !self.queued.load(Ordering::Acquire) && !self.ended.load(Ordering::Acquire) {
             match self.library.ncclCommFinalize {
                 Some(_) => self.free_later("ncclCommDestroy", destroy),
                 None => {
                     let _current = self.device.enter();
-                    // SAFETY: called once, since `ended` was not set; the only thread inside, by both locks.
+                    // SAFETY: called once, since `ended` is not set; the only thread inside, by both locks.
                     unsafe { destroy(self.handle.0) };
                 }
             }
+            self.ended.store(true, Ordering::Release);
         }
     }
 }
@@ -455,7 +477,7 @@ unsafe impl Send for Raw {}
 /// thread waits for a library lock that it holds.
 fn bounded(rank: usize, what: &'static str, f: impl FnOnce(&Arc<BoundedCall>) + Send + 'static) -> bool {
     let (sender, receiver) = channel();
-    let bounded_call = BoundedCall::new(what);
+    let bounded_call = BoundedCall::new(what, ENDING);
     // Set by the first of two events: the thread returns, or is given up.
     let settled = Arc::new(AtomicBool::new(false));
     let of_both = settled.clone();

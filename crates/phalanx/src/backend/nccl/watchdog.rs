@@ -113,7 +113,7 @@ fn end(status: Option<c_int>) {
     let is_quiet = are_through
         && alive.iter().all(|one| one.has_ended())
         && wait_until_all_are_out()
-        && reclaim::wait_at_exit();
+        && reclaim::wait_longer();
     // The thread-locals of this thread are destroyed: too late to drop a communicator, also one that has ended, whose last owner this may be.
     std::mem::forget(watched);
     if let (Some(status), false) = (status, is_quiet) {

@@ -226,8 +226,8 @@ impl Backend for SoloComm {
         Ok(false)
     }
 
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        Ok((Box::new(SoloComm::new(self.timeout())), 1))
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
+        Ok((Box::new(SoloComm::new(self.timeout())), vec![1]))
     }
 
     fn split_members(&self, _members: &[usize]) -> Result<(Box<dyn Backend>, u64)> {

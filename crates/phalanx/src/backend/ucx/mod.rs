@@ -303,15 +303,20 @@ impl Backend for UcxComm {
         2
     }
 
-    fn shrink(&self) -> Result<(Box<dyn Backend>, u64)> {
-        let (mut endpoint, mut round) = self.endpoint.shrink()?;
+    fn shrink(&self) -> Result<(Box<dyn Backend>, Vec<u64>)> {
+        let (mut endpoint, round) = self.endpoint.shrink()?;
+        let mut rounds = vec![round];
         loop {
             let shrunk = UcxComm::flat(endpoint, self.link.world.clone());
             let channel = shrunk.endpoint.clone();
             match shrunk.begin_again() {
                 // A rank was lost before all had come: the others go on without it.
-                Err(error) if error.is_fatal() => (endpoint, round) = channel.shrink()?,
-                begun => return Ok((Box::new(begun?), round)),
+                Err(error) if error.is_fatal() => {
+                    let (next, round) = channel.shrink()?;
+                    endpoint = next;
+                    rounds.push(round);
+                }
+                begun => return Ok((Box::new(begun?), rounds)),
             }
         }
     }

@@ -43,13 +43,15 @@ pub(super) const ALIGNMENT: usize = NCCL_WIN_REQUIRED_ALIGNMENT;
 pub(super) fn allocate(communicator: &Communicator, bytes: usize) -> Result<*mut u8> {
     let library = communicator.library;
     let allocate = library.need(library.ncclMemAlloc, "ncclMemAlloc")?;
-    let mut start = std::ptr::null_mut();
-    let _locked = communicator.device.library_lock.acquire()?;
-    // SAFETY: an out-pointer on the stack, written during the call; the device is current.
-    match unsafe { allocate(&raw mut start, bytes) } {
-        ncclResult_t::Success => Ok(start.cast()),
-        error => Err(library.error(error, "ncclMemAlloc").into()),
-    }
+    reclaim::make_room(|| {
+        let mut start = std::ptr::null_mut();
+        let _locked = communicator.device.library_lock.acquire()?;
+        // SAFETY: an out-pointer on the stack, written during the call; the device is current.
+        match unsafe { allocate(&raw mut start, bytes) } {
+            ncclResult_t::Success => Ok(start.cast()),
+            error => Err(library.error(error, "ncclMemAlloc").into()),
+        }
+    })
 }
 
 pub(super) fn register(communicator: &Communicator, start: *mut u8, bytes: usize) -> Result<Option<Handle>> {
