@@ -31,9 +31,8 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return measure(&phalanx::init()?, operation, largest);
     }
-    let run =
-        Comm::builder().backend(BackendKind::Nccl).run(ranks, |comm| measure(&comm, operation, largest))?;
-    run.into_iter().collect()
+    let builder = Comm::builder().backend(BackendKind::Nccl);
+    builder.try_run(ranks, |comm| measure(&comm, operation, largest)).map(drop)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

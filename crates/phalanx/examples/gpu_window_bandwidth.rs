@@ -20,8 +20,7 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return measure(&phalanx::init()?, largest, rounds);
     }
-    let run = Comm::builder().backend(BackendKind::Nccl).run(2, |comm| measure(&comm, largest, rounds))?;
-    run.into_iter().collect()
+    Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| measure(&comm, largest, rounds)).map(drop)
 }
 
 fn measure(comm: &Comm, largest: usize, rounds: usize) -> Result<()> {

@@ -32,8 +32,7 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return serve(&phalanx::init()?, prompts);
     }
-    let run = Comm::builder().backend(BackendKind::Nccl).run(2, |comm| serve(&comm, prompts))?;
-    run.into_iter().collect()
+    Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| serve(&comm, prompts)).map(drop)
 }
 
 fn serve(comm: &Comm, prompts: usize) -> Result<()> {

@@ -157,5 +157,5 @@ fn port(name: &str, ranks: &str) -> Result<()> {
     if choice.launcher.is_some() {
         return one_rank(builder.init()?);
     }
-    builder.run(ranks, one_rank)?.into_iter().collect()
+    builder.try_run(ranks, one_rank).map(drop)
 }

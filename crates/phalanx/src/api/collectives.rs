@@ -21,12 +21,12 @@ macro_rules! collectives {
             ///
             /// ```
             /// # fn main() -> phalanx::Result<()> {
-            /// let sums = phalanx::run(3, |comm| -> phalanx::Result<i32> {
+            /// let sums = phalanx::try_run(3, |comm| -> phalanx::Result<i32> {
             ///     let mut sum = [0];
             ///     comm.all_reduce(&[comm.rank() as i32], &mut sum, phalanx::ReduceOp::Sum)?;
             ///     Ok(sum[0])
             /// })?;
-            /// assert!(sums.into_iter().all(|sum| sum.unwrap() == 3));
+            /// assert_eq!(sums, [3, 3, 3]);
             /// # Ok(())
             /// # }
             /// ```
@@ -66,14 +66,14 @@ macro_rules! collectives {
             ///
             /// ```
             /// # fn main() -> phalanx::Result<()> {
-            /// let firsts = phalanx::run(3, |comm| -> phalanx::Result<u64> {
+            /// let firsts = phalanx::try_run(3, |comm| -> phalanx::Result<u64> {
             ///     // Each rank has some lines of a file. Which number has its first?
             ///     let lines = 10 + comm.rank() as u64;
             ///     let mut end = [0];
             ///     comm.scan(&[lines], &mut end, phalanx::ReduceOp::Sum)?;
             ///     Ok(end[0] - lines)
             /// })?;
-            /// assert_eq!(firsts.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [0, 10, 21]);
+            /// assert_eq!(firsts, [0, 10, 21]);
             /// # Ok(())
             /// # }
             /// ```

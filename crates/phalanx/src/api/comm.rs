@@ -21,12 +21,12 @@ use crate::watch::deadline::Limited;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One rank's end of a communicator: a group of ranks that move data together.
 ///
-/// Made by [`phalanx::init`](crate::init), [`phalanx::run`](crate::run) or [`Comm::builder`]. It can be
+/// Made by [`phalanx::init`](crate::init), [`phalanx::try_run`](crate::try_run) or [`Comm::builder`]. It can be
 /// sent to another thread, but one thread at a time uses it (it is not `Sync`): the order of a rank's calls
 /// is what the other ranks match.
 ///
@@ -50,6 +50,8 @@ pub struct Comm {
     pub(crate) deadline: Option<Duration>,
     /// Whether this is a [`View`]: dropping one does not leave the communicator.
     is_view: bool,
+    /// In [`try_run`](crate::try_run): whether a communicator of this rank has failed because of another rank.
+    pub(super) lost_peer: Option<Arc<AtomicBool>>,
     /// How much symmetric memory was allocated, by number.
     memories: Arc<AtomicU32>,
     /// No `Cell`: the compiler names `one_thread_at_a_time` where a communicator is shared.
@@ -80,10 +82,18 @@ impl Comm {
             shape,
             deadline: None,
             is_view: false,
+            lost_peer: None,
             memories: Arc::default(),
             object_limit: AtomicUsize::new(DEFAULT_OBJECT_LIMIT),
             one_thread_at_a_time: PhantomData,
         }
+    }
+
+    /// A communicator that is made of this one.
+    pub(crate) fn derived(&self, backend: Arc<dyn Backend>, name: String) -> Comm {
+        let mut derived = Comm::new(backend, name);
+        derived.lost_peer = self.lost_peer.clone();
+        derived
     }
 
     /// Makes a [`Builder`]: the settings of a new communicator.
@@ -129,7 +139,7 @@ impl Comm {
     /// ```
     /// # fn main() -> phalanx::Result<()> {
     /// # use std::time::Duration;
-    /// phalanx::run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
+    /// phalanx::try_run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
     /// # Ok(())
     /// # }
     /// ```
@@ -334,6 +344,7 @@ impl Drop for Comm {
         }
         // Bounded: each job ends by its own deadline.
         self.requests.stop();
+        self.note_lost_peer();
         if !panicking {
             self.backend.depart(Departure::Left);
         }
@@ -359,6 +370,7 @@ impl<'a> View<'a> {
             shape: comm.shape,
             deadline,
             is_view: true,
+            lost_peer: comm.lost_peer.clone(),
             memories: comm.memories.clone(),
             object_limit: AtomicUsize::new(comm.object_limit()),
             one_thread_at_a_time: PhantomData,

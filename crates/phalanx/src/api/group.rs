@@ -104,7 +104,7 @@ pub struct CommGroup<'group, 'env> {
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
 ///     let (send, mut recv) = ([comm.rank() as u32], [0]);
 ///     phalanx::group(|g| {
@@ -372,7 +372,7 @@ impl<'env> CommGroup<'_, 'env> {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
     ///     let (send, mut recv, mut from) = ([comm.rank() as u32], [0u32], None);
     ///     comm.group(|g| {
     ///         g.send(&send, (comm.rank() + 1) % 3)?;
@@ -380,9 +380,8 @@ impl<'env> CommGroup<'_, 'env> {
     ///     })?;
     ///     assert_eq!(recv[0] as usize, from.unwrap().source);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     pub fn recv_any_tagged<R: Output + ?Sized>(

@@ -29,7 +29,7 @@ impl Comm {
         drop(limited);
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
-        Ok(part?.map(|backend| Comm::new(backend.into(), name)))
+        Ok(part?.map(|backend| self.derived(backend.into(), name)))
     }
 
     /// A communicator of the same ranks in the same order, with messages, an order of calls and failures of its own. `MPI_Comm_dup`.
@@ -39,13 +39,12 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let own = comm.duplicate()?;
     ///     assert_eq!((own.rank(), own.world_size()), (comm.rank(), comm.world_size()));
     ///     own.barrier()
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     pub fn duplicate(&self) -> Result<Comm> {
@@ -67,14 +66,13 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
     ///     let model = if comm.rank() == 1 { "large" } else { "small" };
     ///     let part = comm.split_by(&model)?;
     ///     assert_eq!(part.world_size(), if model == "large" { 1 } else { 3 });
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -98,7 +96,7 @@ impl Comm {
     /// here. The result has the order of `groups`.
     ///
     /// ```
-    /// phalanx::run(6, |comm| {
+    /// phalanx::try_run(6, |comm| {
     ///     let parts = comm.split_grid(&[2, 3], &[&[0], &[1], &[0, 1]])?;
     ///     // The column, the row, and all.
     ///     assert_eq!(parts.iter().map(|part| part.world_size()).collect::<Vec<_>>(), [2, 3, 6]);
@@ -129,7 +127,7 @@ impl Comm {
         };
         let names: Vec<String> = (0..).zip(groups).map(|(number, group)| name(number, group)).collect();
         self.recorder.skip(self.backend.collectives_of_split_grid(groups.len()).saturating_sub(1));
-        Ok(parts?.into_iter().zip(names).map(|(backend, name)| Comm::new(backend.into(), name)).collect())
+        Ok(parts?.into_iter().zip(names).map(|(backend, name)| self.derived(backend.into(), name)).collect())
     }
 
     /// A communicator of the ranks of an MPI communicator that the program made itself: a duplicate of it, which leaves it alone.
@@ -181,7 +179,7 @@ impl Comm {
         let lost: Vec<u32> =
             processes(&*self.backend).into_iter().filter(|process| !kept.contains(process)).collect();
         launcher::went_on_without(&lost);
-        Ok(Comm::new(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
+        Ok(self.derived(backend.into(), format!("{}/shrink{number}", self.recorder.name())))
     }
 
     /// Whether the flags of all remaining ranks are set: the same answer for all of them, also if ranks die meanwhile. `MPIX_Comm_agree`.
@@ -192,7 +190,7 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
     ///     if comm.rank() == 3 {
     ///         return Ok(()); // It leaves.
     ///     }
@@ -201,9 +199,8 @@ impl Comm {
     ///     let comm = comm.shrink()?;
     ///     assert!(comm.agree(true)?);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///

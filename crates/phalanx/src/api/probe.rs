@@ -16,7 +16,7 @@ use crate::types::error::Result;
 /// ```
 /// # fn main() -> phalanx::Result<()> {
 /// // Workers send as many results as they have, whenever they have them.
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     if comm.rank() > 0 {
 ///         return comm.send(&vec![comm.rank() as u64; comm.rank()], 0);
 ///     }

@@ -158,16 +158,15 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::RankGroup;
     ///
-    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(5, |comm| -> phalanx::Result<()> {
     ///     let odd = RankGroup::new([1, 3])?;
     ///     let even = comm.rank_group().difference(&odd);
     ///     let own = if odd.contains(comm.rank()) { &odd } else { &even };
     ///     let part = comm.split_group(own)?.expect("this rank is in its group");
     ///     assert_eq!(part.all_gather_value(comm.rank())?, own.ranks());
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -210,16 +209,15 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::RankGroup;
     ///
-    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(5, |comm| -> phalanx::Result<()> {
     ///     if comm.rank() % 2 == 1 {
     ///         return comm.barrier(); // The odd ranks know nothing of it.
     ///     }
     ///     let even = comm.split_members(&RankGroup::new([4, 0, 2])?)?;
     ///     assert_eq!(even.all_gather_value(comm.rank() as u64)?, [4, 0, 2]);
     ///     comm.barrier()
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -239,7 +237,7 @@ impl Comm {
         let split = self.backend.split_members(group.ranks());
         let (backend, number) = split.inspect_err(|error| self.recorder.failed(error))?;
         let name = format!("{}/members-{number:016x}", self.recorder.name());
-        Ok(Comm::new(backend.into(), name))
+        Ok(self.derived(backend.into(), name))
     }
 }
 

@@ -106,14 +106,13 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let pipeline = comm.split_by_host()?;
     ///     pipeline.set_name("pipeline")?;
     ///     assert!(pipeline.name().ends_with(":pipeline"));
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///

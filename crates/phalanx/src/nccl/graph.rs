@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::nccl::Graph;
 /// use phalanx::{BackendKind, Comm, ReduceOp};
-/// for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
+/// Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| -> phalanx::Result<()> {
 ///     let stream = comm.cuda_stream().expect("a GPU");
 ///     let gradients = stream.alloc_zeros::<f32>(1 << 20)?;
 ///     let mut step = Graph::capture(&comm, gradients, |group, gradients| {
@@ -30,9 +30,7 @@ use std::sync::Arc;
 ///         step.launch()?;
 ///     }
 ///     comm.sync()
-/// })? {
-///     result?;
-/// }
+/// })?;
 /// # Ok(())
 /// # }
 /// ```

@@ -25,7 +25,7 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 /// use phalanx::{BackendKind, Comm};
 /// let mut config = Config::default();
 /// config.rma_signals = Some(2);
-/// for result in Comm::builder().backend(BackendKind::Nccl).nccl(config).run(2, |comm| -> phalanx::Result<()> {
+/// Comm::builder().backend(BackendKind::Nccl).nccl(config).try_run(2, |comm| -> phalanx::Result<()> {
 ///     let (nccl, peer) = (comm.nccl().expect("the backend was chosen"), 1 - comm.rank());
 ///     let (mine, theirs) = (nccl.alloc::<f32>(1024)?, nccl.alloc::<f32>(1024)?);
 ///     let has_read = Signal { index: 1, ..Signal::from(peer) };
@@ -34,9 +34,7 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 ///     nccl.signal(has_read)?;
 ///     nccl.wait_signals(&[(has_read, 1)])?; // the peer's part may be written again
 ///     comm.sync()
-/// })? {
-///     result?;
-/// }
+/// })?;
 /// # Ok(())
 /// # }
 /// ```

@@ -4,14 +4,12 @@
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
 //! use phalanx::{BackendKind, Comm, ReduceOp};
-//! for result in Comm::builder().backend(BackendKind::Rccl).run(2, |comm| -> phalanx::Result<()> {
+//! Comm::builder().backend(BackendKind::Rccl).try_run(2, |comm| -> phalanx::Result<()> {
 //!     let rccl = comm.rccl().expect("the backend was chosen");
 //!     let mut gradients = rccl.alloc::<f32>(1 << 20)?; // registered, where the library can
 //!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
 //!     comm.sync()
-//! })? {
-//!     result?;
-//! }
+//! })?;
 //! # Ok(())
 //! # }
 //! ```

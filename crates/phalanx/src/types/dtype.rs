@@ -191,7 +191,7 @@ mod sealed {
 ///     kind: u32,
 /// }
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let own = Particle { place: [comm.rank() as f32; 3], kind: 7 };
 ///     let mut all = [Particle::default(); 3];
 ///     comm.all_gather(&[own], &mut all)?;

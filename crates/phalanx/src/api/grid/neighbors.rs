@@ -80,15 +80,14 @@ impl Grid {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::Grid;
 ///
-/// phalanx::run(4, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
 ///     let ring = Grid::new(&[4], &[true])?;
 ///     let mut around = [0; 2];
 ///     comm.neighbor_all_gather(&ring.neighbors(comm.rank()), &[comm.rank()as u32], &mut around)?;
 ///     assert_eq!(around.map(|rank| rank as usize), [(comm.rank() + 3) % 4, (comm.rank() + 1) % 4]);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl Comm {

@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let (rank, ranks) = (comm.rank(), comm.world_size());
 ///     let mut counts = comm.symmetric::<u64>(ranks)?;
 ///     let epoch = counts.epoch()?;
@@ -33,9 +33,8 @@ use std::marker::PhantomData;
 ///     epoch.end()?;
 ///     assert_eq!(counts.local(), [0, 10, 20]);
 ///     counts.free()
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///

@@ -14,16 +14,15 @@ use std::{fmt, io};
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(4, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
 ///     let squares = comm.shared_by_host(1000, |table: &mut [u64]| {
 ///         table.iter_mut().enumerate().for_each(|(i, square)| *square = (i * i) as u64);
 ///         phalanx::Result::Ok(())
 ///     })?;
 ///     assert_eq!(squares[31], 961);
 ///     squares.free()
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///

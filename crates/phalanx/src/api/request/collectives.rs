@@ -123,7 +123,7 @@ macro_rules! started {
         /// ```
         /// # fn main() -> phalanx::Result<()> {
         /// # use phalanx::ReduceOp;
-        /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+        /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
         ///     let gradients = vec![1.0f32; 1000];
         ///     let request = comm.start_all_reduce(gradients, ReduceOp::Sum)?;
         ///     // … compute something else meanwhile …

@@ -17,7 +17,7 @@ use crate::watch::RecordId;
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let peer = 1 - comm.rank();
 ///     let mut exchange = comm.prepare_send_recv(vec![0u32; 3], peer, vec![0u32; 3], peer)?;
 ///     for step in 0..3 {
@@ -26,9 +26,8 @@ use crate::watch::RecordId;
 ///         assert_eq!(exchange.buffers.1, [10 * step + peer as u32; 3]);
 ///     }
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 pub struct PreparedMessage<'c, B> {

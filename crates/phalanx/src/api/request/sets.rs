@@ -26,7 +26,7 @@ impl Wake for Unpark {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::Request;
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let others = (0..3).filter(|peer| *peer != comm.rank());
 ///     let mut receives = others.map(|peer| comm.start_recv(vec![0u32; 1], peer)).collect::<phalanx::Result<Vec<_>>>()?;
 ///     for peer in (0..3).filter(|peer| *peer != comm.rank()) {
@@ -36,9 +36,8 @@ impl Wake for Unpark {
 ///         assert_ne!(received?[0] as usize, comm.rank());
 ///     }
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl<B> Request<B> {
