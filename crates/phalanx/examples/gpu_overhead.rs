@@ -123,7 +123,7 @@ impl Operation {
 fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
     let library = Api::load(&NCCL)?;
     let ranks = comm.world_size();
-    let stream = comm.cuda_stream().expect("a communicator on a GPU").clone();
+    let stream = comm.cuda_stream()?.clone();
     let most = (largest / 4).max(ranks);
     let send = stream.alloc_zeros::<f32>(most)?;
     let mut recv = stream.alloc_zeros::<f32>(most)?;
@@ -194,7 +194,7 @@ fn timed(comm: &Comm, repeats: u32, mut operation: impl FnMut() -> Result<()>) -
         operation()?;
     }
     let enqueue = start.elapsed() / repeats;
-    comm.cuda_stream().expect("a GPU").synchronize()?;
+    comm.cuda_stream()?.synchronize()?;
     Ok(Sample { enqueue, total: start.elapsed() / repeats })
 }
 

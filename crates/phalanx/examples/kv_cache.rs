@@ -50,7 +50,7 @@ fn number(prompt: usize, token: usize, index: usize) -> f32 {
 
 /// Fills blocks with the prompts' tokens, and hands them over.
 fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     // Memory that another process can open.
     let mut cache = comm.register_gpu(comm.alloc_gpu::<f32>(BLOCKS * BLOCK)?)?;
     comm.send_object(cache.descriptor(), DECODE)?;
@@ -86,7 +86,7 @@ fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
 
 /// Fetches the blocks of each prompt into its own cache, and looks at the tokens.
 fn decode(comm: &Comm, prompts: usize) -> Result<()> {
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     let descriptor: GpuDescriptor = comm.recv_object(PREFILL)?;
     let remote = comm.open_gpu::<f32>(&descriptor)?;
     let mut own: CudaSlice<f32> = stream.alloc_zeros(LENGTH * BLOCK)?;

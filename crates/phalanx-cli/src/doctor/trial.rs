@@ -108,7 +108,7 @@ fn add_up(comm: Comm) -> Result<()> {
 
 /// The sum of the ranks' buffers: on the GPU if the communicator has one.
 fn all_reduce(comm: &Comm, mine: &[f32]) -> Result<Vec<f32>> {
-    let Some(stream) = comm.cuda_stream() else {
+    let Ok(stream) = comm.cuda_stream() else {
         let mut sum = vec![0.0; mine.len()];
         comm.all_reduce(mine, &mut sum, ReduceOp::Sum)?;
         return Ok(sum);

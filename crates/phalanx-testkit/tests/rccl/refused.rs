@@ -78,7 +78,7 @@ fn loses_a_device(_: &[String]) -> Outcome {
 /// Memory then comes from `hipMalloc`; what needs a pool says so.
 fn has_no_pools(_: &[String]) -> Outcome {
     alone(|comm| -> Result<(), String> {
-        let stream = comm.hip_stream().ok_or("a stream")?;
+        let stream = must("stream", comm.hip_stream())?;
         let mut buffer = must("upload", stream.clone_htod(&[1.0f32; 100]))?;
         must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
         assert_eq!(must("download", stream.clone_dtoh(&buffer))?, [1.0; 100]);

@@ -15,6 +15,8 @@ use crate::contract::hosts::HostTopology;
 use crate::contract::{Backend, BackendKind, Call, Departure, Operation, Shape};
 use crate::start::NewComm;
 use crate::types::dtype::Plain;
+#[cfg(feature = "_gpu")]
+use crate::types::error::{Error, UnsupportedError};
 use crate::types::error::{Result, UsageError};
 use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
@@ -271,7 +273,7 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// # use phalanx::ReduceOp;
     /// # let comm = phalanx::init()?;
-    /// let computing = comm.cuda_stream().expect("a GPU");
+    /// let computing = comm.cuda_stream()?;
     /// let side = computing.context().new_stream()?;
     /// let mut gradients = computing.alloc_zeros::<f32>(1 << 20)?;
     /// comm.on(&side)?.beside_computing().all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
@@ -305,18 +307,38 @@ impl Comm {
         View::of(self, stream, self.deadline)
     }
 
-    /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
-    /// `comm.cuda_stream().unwrap().alloc_zeros(…)`.
+    /// The stream on which operations on GPU memory are enqueued. cudarc allocates on it: `comm.cuda_stream()?.alloc_zeros(…)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the rank has no GPU of NVIDIA's.
     #[cfg(feature = "cuda")]
-    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
-        self.stream.cuda_stream()
+    pub fn cuda_stream(&self) -> Result<&Arc<cudarc::driver::CudaStream>> {
+        self.stream.cuda_stream().ok_or_else(|| match self.backend() {
+            BackendKind::Rccl => self.no_stream("CUDA", "take its `hip_stream`"),
+            _ => self.no_stream("CUDA", &with_gpus("nccl")),
+        })
     }
 
-    /// The stream on which operations on GPU memory are enqueued; `None` without an AMD GPU. It allocates:
-    /// `comm.hip_stream().unwrap().alloc_zeros(…)`.
+    /// The stream on which operations on GPU memory are enqueued. It allocates: `comm.hip_stream()?.alloc_zeros(…)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the rank has no GPU of AMD's.
     #[cfg(feature = "rccl")]
-    pub fn hip_stream(&self) -> Option<&crate::gpu::hip::Stream> {
-        self.stream.hip_stream()
+    pub fn hip_stream(&self) -> Result<&crate::gpu::hip::Stream> {
+        self.stream.hip_stream().ok_or_else(|| match self.backend() {
+            BackendKind::Nccl | BackendKind::Nvshmem => self.no_stream("HIP", "take its `cuda_stream`"),
+            _ => self.no_stream("HIP", &with_gpus("rccl")),
+        })
+    }
+
+    #[cfg(feature = "_gpu")]
+    #[cold]
+    fn no_stream(&self, kind: &str, remedy: &str) -> Error {
+        Error::from(UnsupportedError {
+            what: format!("a {kind} stream"),
+            why: format!("the communicator is of the backend {}", self.backend()),
+            remedy: remedy.to_owned(),
+        })
     }
 
     /// The number of this rank's GPU in its process; `None` without a GPU.
@@ -329,6 +351,15 @@ impl Comm {
     pub fn into_raw_communicator(self) -> Arc<dyn RawCommunicator> {
         Arc::new(Portable::new(self))
     }
+}
+
+/// How to get a communicator of a backend on GPUs.
+#[cfg(feature = "_gpu")]
+fn with_gpus(backend: &str) -> String {
+    format!(
+        "give each rank a GPU, and choose the backend {backend}: by Builder::backend or PHALANX_BACKEND; `phalanx doctor` says \
+         whether it works"
+    )
 }
 
 impl Drop for Comm {

@@ -6,7 +6,7 @@ use phalanx::{BackendKind, Comm, ReduceOp, Result};
 pub fn run() -> Result<()> {
     let gpus = CudaContext::device_count()? as usize;
     let sums = Comm::builder().backend(BackendKind::Nccl).try_run(gpus, |comm| -> Result<Vec<f32>> {
-        let stream = comm.cuda_stream().expect("a communicator on a GPU");
+        let stream = comm.cuda_stream()?;
         let sent = stream.clone_htod(&[(comm.rank() + 1) as f32; 2])?;
         let mut sum = stream.alloc_zeros::<f32>(2)?;
         comm.all_reduce(&sent, &mut sum, ReduceOp::Sum)?;

@@ -7,7 +7,7 @@ pub fn run() -> Result<()> {
     let gpus: Vec<usize> = (0..CudaContext::device_count()? as usize).collect();
     let comms = nccl::init_all(&gpus)?;
     for (gpu, comm) in comms.iter().enumerate() {
-        let context = comm.cuda_stream().expect("a communicator on a GPU").context();
+        let context = comm.cuda_stream()?.context();
         let (major, minor) = context.compute_capability()?;
         let memory = context.total_mem()? as f64 / f64::from(1 << 30);
         println!("GPU {gpu}: {}, compute capability {major}.{minor}, {memory:.1} GiB", context.name()?);

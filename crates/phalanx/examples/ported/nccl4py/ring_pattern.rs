@@ -2,12 +2,12 @@
 
 use super::COUNT;
 use phalanx::cudarc::driver::CudaContext;
-use phalanx::{Result, nccl};
+use phalanx::{Comm, Result, nccl};
 
 pub fn run() -> Result<()> {
     let gpus: Vec<usize> = (0..CudaContext::device_count()? as usize).collect();
     let comms = nccl::init_all(&gpus)?;
-    let streams: Vec<_> = comms.iter().filter_map(|comm| comm.cuda_stream()).collect();
+    let streams = comms.iter().map(Comm::cuda_stream).collect::<Result<Vec<_>>>()?;
     let (mut sent, mut received) = (Vec::new(), Vec::new());
     for (rank, stream) in streams.iter().enumerate() {
         let values: Vec<f32> = (0..COUNT).map(|at| (rank * 1000 + at % 1000) as f32).collect();

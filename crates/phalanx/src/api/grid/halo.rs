@@ -53,7 +53,7 @@ impl Comm {
     /// use phalanx::{BackendKind, Comm, Grid};
     ///
     /// let cells = Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| -> phalanx::Result<Vec<f32>> {
-    ///     let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    ///     let stream = comm.cuda_stream()?;
     ///     // Four rows of three cells, of which two rows are the rank's own.
     ///     let mut cells = stream.clone_htod(&[comm.rank() as f32; 4 * 3])?;
     ///     comm.exchange_halo(&Grid::new(&[2, 1], &[true; 2])?, &mut cells, &[4, 3], &[1, 0])?;
