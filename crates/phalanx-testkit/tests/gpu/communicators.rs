@@ -40,8 +40,9 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 }
 
 fn identity(comm: Comm, _: &[String]) -> Outcome {
-    let gpus = CudaContext::device_count().map_err(|error| error.to_string())? as usize;
-    let gpu = comm.rank() % gpus;
+    let gpus = must("gpus", phalanx::nccl::gpus())?;
+    assert_eq!(CudaContext::device_count(), Ok(gpus.len() as i32));
+    let gpu = comm.rank() % gpus.len();
     assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nccl, Some(gpu)));
     let nccl = comm.nccl().ok_or("the backend's own features")?;
     assert!(nccl.version().starts_with("2.") && !nccl.raw_handle().is_null());

@@ -193,8 +193,7 @@ fn beside_collectives(comm: Comm, _: &[String]) -> Outcome {
 }
 
 fn one_thread(gpus: usize) -> Result<(), Failed> {
-    let devices: Vec<usize> = (0..gpus).collect();
-    let comms = must("init_all", init_all(&devices))?;
+    let comms = must("init_all", init_all(0..gpus))?;
     let send: Vec<_> =
         comms.iter().map(|comm| upload(comm, &values::<f32>(comm.rank(), 4099))).collect::<Result<_, _>>()?;
     let mut recv: Vec<_> =
@@ -218,8 +217,7 @@ fn one_thread(gpus: usize) -> Result<(), Failed> {
 /// What one thread that drives all ranks would wait for in vain is refused at once, and harms nothing: groups
 /// work before and afterwards, and everything does in threads of their own.
 fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
-    let devices: Vec<usize> = (0..gpus).collect();
-    let mut comms = must("init_all", init_all(&devices))?;
+    let mut comms = must("init_all", init_all(0..gpus))?;
     let mut buffers: Vec<_> =
         comms.iter().map(|comm| upload(comm, &[1.0f32; 100])).collect::<Result<_, _>>()?;
     for comm in &comms {

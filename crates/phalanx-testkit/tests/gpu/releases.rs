@@ -266,7 +266,7 @@ fn ends(_: &[String]) -> Outcome {
     };
     let builder = || Comm::builder().backend(BackendKind::Nccl);
     let since = Instant::now();
-    let mut comms = must("init_all", phalanx::nccl::init_all(&[0, 1, 2]))?;
+    let mut comms = must("init_all", phalanx::nccl::init_all(0..3))?;
     comms.swap(0, 1);
     drop(comms);
     timed("dropping all from one thread", since)?;

@@ -52,7 +52,7 @@ pub use fused::{QuantizedElement, RowElement};
 #[cfg(feature = "nccl")]
 pub use graph::Graph;
 #[cfg(feature = "nccl")]
-pub use nccl_comm::{Nccl, encrypt_sockets, init_all, version};
+pub use nccl_comm::{Nccl, encrypt_sockets, gpus, init_all, version};
 pub use one_sided::Signal;
 #[cfg(feature = "nccl")]
 pub use peers::Peers;

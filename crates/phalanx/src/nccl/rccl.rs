@@ -17,7 +17,7 @@
 //! None of this has run on an AMD GPU so far: see docs/rccl.md in the repository.
 
 pub use super::one_sided::Signal;
-pub use super::rccl_comm::{Rccl, init_all, version};
+pub use super::rccl_comm::{Rccl, gpus, init_all, version};
 pub use super::surface::{MemoryStatistic, Surface};
 pub use crate::backend::nccl::{Config, Registration};
 

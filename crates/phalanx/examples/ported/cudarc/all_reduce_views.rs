@@ -1,10 +1,9 @@
 //! A sum of views, with a thread for each GPU.
 
-use phalanx::cudarc::driver::CudaContext;
-use phalanx::{BackendKind, Comm, ReduceOp, Result};
+use phalanx::{BackendKind, Comm, ReduceOp, Result, nccl};
 
 pub fn run() -> Result<()> {
-    let gpus = CudaContext::device_count()? as usize;
+    let gpus = nccl::gpus()?.len();
     let sums = Comm::builder().backend(BackendKind::Nccl).try_run(gpus, |comm| -> Result<Vec<f32>> {
         let stream = comm.cuda_stream()?;
         let sent = stream.clone_htod(&[(comm.rank() + 1) as f32; 2])?;
