@@ -42,6 +42,7 @@ use std::time::Duration;
 /// After an error for which [`Error::is_fatal`](crate::Error::is_fatal) holds, every rank gets the same error, now and from every
 /// later call. The contents of output buffers of operations in progress are unspecified. The remaining ranks
 /// can go on with [`shrink`](Comm::shrink).
+#[doc(alias("MPI_Comm", "ncclComm_t", "process_group"))]
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
@@ -104,12 +105,14 @@ impl Comm {
     }
 
     /// This rank's number, from 0.
+    #[doc(alias("MPI_Comm_rank", "ncclCommUserRank", "get_rank"))]
     #[inline]
     pub fn rank(&self) -> usize {
         self.shape.rank
     }
 
     /// The number of ranks.
+    #[doc(alias("MPI_Comm_size", "ncclCommCount", "get_world_size"))]
     #[inline]
     pub fn world_size(&self) -> usize {
         self.shape.world_size
@@ -192,6 +195,7 @@ impl Comm {
     ///
     /// The usual deadline applies: a started receive needs its message. The error of a started collective is also
     /// answered by its [`wait`](crate::Request::wait). A communicator that has failed answers its failure, as in every call.
+    #[doc(alias("ncclCommGetAsyncError", "synchronize"))]
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
@@ -203,6 +207,7 @@ impl Comm {
     /// On the host backend the ranks share it, so nothing is copied in and out. On GPUs it is page-locked, and copied to the
     /// GPU and back like any host memory. Use GPU memory there: a `CudaSlice`, or registered and symmetric memory of
     /// `comm.nccl()?.alloc` and `comm.nvshmem()?.alloc`.
+    #[doc(alias = "MPI_Alloc_mem")]
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<HostBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
@@ -217,6 +222,7 @@ impl Comm {
     /// Ends the communicator on all ranks together: waits until all of them call this and all requests are complete.
     ///
     /// The usual deadline applies; the error names the missing ranks.
+    #[doc(alias("MPI_Finalize", "ncclCommFinalize", "ncclCommDestroy", "destroy_process_group"))]
     pub fn finalize(self) -> Result<()> {
         self.sync()?;
         self.run_call(&Call::empty(Operation::Finalize))
@@ -235,6 +241,7 @@ impl Comm {
     }
 
     /// Fails the communicator for every rank: all calls answer [`Error::Aborted`](crate::Error::Aborted) with this rank's number.
+    #[doc(alias("MPI_Abort", "ncclCommAbort", "ncclCommRevoke"))]
     pub fn abort(self) {
         self.backend.abort();
     }

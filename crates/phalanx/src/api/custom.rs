@@ -35,6 +35,7 @@ macro_rules! closures {
             /// # Ok(())
             /// # }
             /// ```
+            #[doc(alias = "MPI_Op_create")]
             all_reduce_with<S, R>(send, recv; combine) |comm, by|
                 comm.out_of_place(comm.shape().all_reduce(send.len(), recv.output_len())?.combining(by), send, recv);
 

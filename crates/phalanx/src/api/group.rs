@@ -118,6 +118,7 @@ pub struct CommGroup<'group, 'env> {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
 pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
     let mut group = Group::new();
     let result = f(&mut group)?;

@@ -15,6 +15,7 @@ use crate::watch;
 ///
 /// Under `phalanx launch --restarts` a process may replace a failed rank. It then gets the communicator that the survivors make
 /// with [`Comm::rebuild`].
+#[doc(alias("MPI_Init", "init_process_group"))]
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }

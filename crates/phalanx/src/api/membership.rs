@@ -20,6 +20,7 @@ impl Comm {
     /// Collective. Ranks with the same colour come together, ordered by `key` and then by their rank here;
     /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
     /// own order of calls and fails alone. `ncclCommSplit`, `MPI_Comm_split`.
+    #[doc(alias("MPI_Comm_split", "ncclCommSplit", "new_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_collectives();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
@@ -47,6 +48,7 @@ impl Comm {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Comm> {
         self.split_with_color(0)
     }
@@ -54,6 +56,7 @@ impl Comm {
     /// The communicator of the ranks on this host, in the order of their ranks here. `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED`.
     ///
     /// Collective, as [`split`](Comm::split). [`host_topology`](Comm::host_topology) says which ranks share a host.
+    #[doc(alias = "MPI_Comm_split_type")]
     pub fn split_by_host(&self) -> Result<Comm> {
         let host = self.host_topology().host_of(self.rank());
         self.split_with_color(host)
@@ -170,6 +173,7 @@ impl Comm {
     /// longer needed. The contents of output buffers of operations in progress are unspecified, and a
     /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
     /// checkpoint or the last step that was agreed on.
+    #[doc(alias("MPIX_Comm_shrink", "ncclCommShrink"))]
     pub fn shrink(&self) -> Result<Comm> {
         self.requests.wait_for_collectives();
         let limited = self.limited();
@@ -207,6 +211,7 @@ impl Comm {
     /// # Errors
     /// [`Error::LeftBehind`](crate::Error::LeftBehind) as for `shrink`. On MPI, which ends the job where a rank is lost, those of a
     /// collective, which it is there.
+    #[doc(alias = "MPIX_Comm_agree")]
     pub fn agree(&self, flag: bool) -> Result<bool> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
@@ -225,6 +230,7 @@ impl Comm {
     /// # Errors
     /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks on one host, or 4,096;
     /// [`Error::Unsupported`](crate::Error::Unsupported) for threads, a world of one, and MPI.
+    #[doc(alias("ncclCommGrow", "MPI_Comm_spawn"))]
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
         self.requests.wait_for_collectives();
         // A refusal here must not use up an operation number.

@@ -74,11 +74,13 @@ impl Comm {
     ///
     /// Two ranks that `send` to each other before they `recv` can wait for each other for ever: use
     /// [`send_recv`](Comm::send_recv) or [`group`](Comm::group).
+    #[doc(alias("MPI_Send", "ncclSend"))]
     pub fn send<S: Source + ?Sized>(&self, buf: &S, peer: usize) -> Result<()> {
         self.send_tagged(buf, peer, 0)
     }
 
     /// Receives a buffer from a peer. `ncclRecv`, `MPI_Recv`.
+    #[doc(alias("MPI_Recv", "ncclRecv"))]
     pub fn recv<R: Output + ?Sized>(&self, buf: &mut R, peer: usize) -> Result<()> {
         self.recv_tagged(buf, peer, 0)
     }
@@ -102,6 +104,7 @@ impl Comm {
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
     /// `MPI_Sendrecv`.
+    #[doc(alias = "MPI_Sendrecv")]
     pub fn send_recv<S, R>(&self, send: &S, dest: usize, recv: &mut R, source: usize) -> Result<()>
     where
         S: Source + ?Sized,

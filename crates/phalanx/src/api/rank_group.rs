@@ -21,6 +21,7 @@ use std::ops::Range;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Group")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RankGroup {
     ranks: Vec<usize>,
@@ -173,6 +174,7 @@ impl Comm {
     /// # Errors
     /// [`UsageError`]: a rank that there is not; or, the same on every rank, two ranks of a group that pass different ones. The communicator
     /// works on.
+    #[doc(alias = "MPI_Comm_create")]
     pub fn split_group(&self, group: &RankGroup) -> Result<Option<Comm>> {
         let operation = "split_group";
         group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;
@@ -224,6 +226,7 @@ impl Comm {
     /// # Errors
     /// [`UsageError`]: a rank that there is not, or a group without this rank. [`Error::Unsupported`] on other backends. A member that does
     /// not come is a timeout.
+    #[doc(alias = "MPI_Comm_create_group")]
     pub fn split_members(&self, group: &RankGroup) -> Result<Comm> {
         let operation = "split_members";
         group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;

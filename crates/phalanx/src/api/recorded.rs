@@ -118,6 +118,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`UsageError::Setting`](crate::UsageError::Setting) if it was given a name before.
+    #[doc(alias = "MPI_Comm_set_name")]
     pub fn set_name(&self, name: &str) -> Result<()> {
         if !self.recorder.set_given_name(name) {
             let (setting, value) = ("the communicator's name".into(), name.into());

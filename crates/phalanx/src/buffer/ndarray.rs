@@ -97,6 +97,7 @@ fn not_standard<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> Error {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("MPI_Type_vector", "MPI_Type_indexed"))]
 pub struct Strided<'v, T: Plain, D: Dimension> {
     view: ArrayViewMut<'v, T, D>,
     /// The copy, unless the view can be used.

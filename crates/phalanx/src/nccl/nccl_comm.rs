@@ -78,6 +78,7 @@ impl<'a> Nccl<'a> {
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    #[doc(alias("ncclMemAlloc", "ncclCommWindowRegister"))]
     pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
         self.buffer(len, registration)
     }
@@ -97,6 +98,7 @@ impl<'a> Nccl<'a> {
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError) for memory of another GPU;
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it. The slice is dropped then.
+    #[doc(alias = "ncclCommRegister")]
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
         self.registered(slice)
     }
@@ -190,6 +192,7 @@ pub fn gpus() -> Result<Range<usize>> {
 /// # Errors
 /// [`UsageError::WorldSize`](crate::UsageError::WorldSize) for no GPU; [`Error::LibraryNotFound`](crate::Error)
 /// without a driver or NCCL; NCCL's own for a GPU that is named twice, or is not there.
+#[doc(alias = "ncclCommInitAll")]
 pub fn init_all(gpus: impl IntoIterator<Item = usize>) -> Result<Vec<Comm>> {
     let gpus: Vec<usize> = gpus.into_iter().collect();
     Ok(start::gpu_ranks(&gpus, Flavour::Nccl)?.into_iter().map(Comm::from).collect())

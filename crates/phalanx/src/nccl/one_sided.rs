@@ -115,6 +115,7 @@ impl Surface<'_> {
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, a range that does not fit, a buffer
     /// that is no window of this communicator ([`Unsupported`](crate::Error::Unsupported)).
+    #[doc(alias = "ncclPutSignal")]
     pub fn put_signal<T: Element, M: GpuSlice<T>>(
         &self,
         source: &Buffer<T, M>,
@@ -196,6 +197,7 @@ impl Surface<'_> {
     ///
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, more than 2³¹ - 1 of one.
+    #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signals<S: Into<Signal> + Copy>(&self, signals: &[(S, u32)]) -> Result<()> {
         let communicator = &self.comm.communicator;
         let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;

@@ -46,6 +46,7 @@ pub fn gpus() -> Result<Range<usize>> {
 
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a
 /// thread each: what the thread that called this can do with them is the same as [NCCL's](super::init_all).
+#[doc(alias = "ncclCommInitAll")]
 pub fn init_all(gpus: impl IntoIterator<Item = usize>) -> Result<Vec<Comm>> {
     let gpus: Vec<usize> = gpus.into_iter().collect();
     Ok(start::gpu_ranks(&gpus, Flavour::Rccl)?.into_iter().map(Comm::from).collect())

@@ -208,6 +208,7 @@ mod sealed {
     note = "bool, char and enums without fields: as `phalanx::Unchecked`, which checks what arrives",
     note = "String and str: send the bytes as u8 (`as_bytes`), and their number in a message before; or an object"
 )]
+#[doc(alias("MPI_Type_create_struct", "MPI_Type_contiguous"))]
 pub trait Plain: ElementType + Copy + Send + Sync + 'static {
     /// This type as a value.
     fn dtype() -> DType;

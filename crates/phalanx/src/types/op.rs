@@ -79,6 +79,7 @@ impl fmt::Display for ReduceOp {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PreMulSum<T>(pub T);
 

@@ -69,6 +69,7 @@ impl Comm {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "MPI_File_write_at_all")]
     pub fn write_at_all<T: Plain>(&self, path: impl AsRef<Path>, part: &ArrayPart, data: &[T]) -> Result<()> {
         let path = path.as_ref();
         same_len("write_at_all", "data", data.len(), part.len(), "the elements of the part")?;
@@ -86,6 +87,7 @@ impl Comm {
     ///
     /// # Errors
     /// As for `write_at_all`; a file that is not as long as the whole array is one of [`SystemError`](crate::SystemError).
+    #[doc(alias = "MPI_File_read_at_all")]
     pub fn read_at_all<T: Plain>(
         &self,
         path: impl AsRef<Path>,

@@ -94,6 +94,7 @@ impl Comm {
     /// Sends one buffer to all destinations, and collects the sources' buffers, in the order of the sources.
     ///
     /// `recv.len()` is the number of sources × `send.len()`. `MPI_Neighbor_allgather`.
+    #[doc(alias = "MPI_Neighbor_allgather")]
     pub fn neighbor_all_gather<T: Plain>(
         &self,
         neighbors: &Neighbors,
@@ -119,6 +120,7 @@ impl Comm {
     /// Sends a block to each destination, and receives one from each source.
     ///
     /// `send` has a block of one length for each destination, `recv` for each source. `MPI_Neighbor_alltoall`.
+    #[doc(alias = "MPI_Neighbor_alltoall")]
     pub fn neighbor_all_to_all<T: Plain>(
         &self,
         neighbors: &Neighbors,

@@ -67,6 +67,7 @@ impl Comm {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) on NCCL and RCCL in a job of several hosts;
     /// [`MismatchError`](crate::MismatchError) if the ranks ask for different memory. What one rank cannot allocate is an error on all.
+    #[doc(alias("MPI_Win_allocate", "MPI_Win_create"))]
     pub fn symmetric<T: Plain>(&self, len: usize) -> Result<SymmetricMemory<'_, T>> {
         let call = window_call::<T>(Operation::Symmetric, len, self.world_size())?;
         self.requests.wait_for_collectives();

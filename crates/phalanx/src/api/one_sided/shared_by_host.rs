@@ -42,6 +42,7 @@ impl Comm {
     /// # Errors
     /// An error of `fill` is an error on all ranks ([`SystemError`](crate::SystemError); on that rank with `fill`'s text).
     /// [`Error::Unsupported`] on NCCL and RCCL in a job of several hosts, and on UCX in one of one host.
+    #[doc(alias = "MPI_Win_allocate_shared")]
     pub fn shared_by_host<T: Plain, E>(
         &self,
         len: usize,

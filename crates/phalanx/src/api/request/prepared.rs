@@ -30,6 +30,7 @@ use crate::watch::RecordId;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Start")]
 pub struct Prepared<'c, B> {
     /// The buffer of the operation, or its two: `(send, recv)`. Their lengths stay as they are.
     pub buffers: B,

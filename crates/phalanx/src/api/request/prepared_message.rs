@@ -91,11 +91,13 @@ fn place(transfer: &mut Transfer, (start, len): (*const u8, usize)) -> Result<()
 /// Messages of the same buffers that are sent or received many times: see [`PreparedMessage`].
 impl Comm {
     /// Prepares a [`send`](Comm::send).
+    #[doc(alias = "MPI_Send_init")]
     pub fn prepare_send<B: Owned>(&self, buf: B, peer: usize) -> Result<PreparedMessage<'_, B>> {
         self.prepare_send_tagged(buf, peer, 0)
     }
 
     /// Prepares a [`recv`](Comm::recv).
+    #[doc(alias = "MPI_Recv_init")]
     pub fn prepare_recv<B: Owned>(&self, buf: B, peer: usize) -> Result<PreparedMessage<'_, B>> {
         self.prepare_recv_tagged(buf, peer, 0)
     }

@@ -50,6 +50,7 @@ impl<B> Request<B> {
     /// # Errors
     /// The first error, in the order of the requests. The buffers of the others are dropped; `requests.into_iter().map(Request::wait)` has each
     /// result.
+    #[doc(alias = "MPI_Waitall")]
     pub fn wait_all(requests: impl IntoIterator<Item = Request<B>>) -> Result<Vec<B>> {
         // Of all before the first error is looked for.
         let results: Vec<Result<B>> = requests.into_iter().map(Request::wait).collect();
@@ -59,6 +60,7 @@ impl<B> Request<B> {
     /// Waits until one of the requests is complete, and takes it out; `None` if the slice has none. `MPI_Waitany`.
     ///
     /// Waits with the deadlines of the requests.
+    #[doc(alias = "MPI_Waitany")]
     pub fn wait_any(requests: &mut [Option<Request<B>>]) -> Option<(usize, Result<B>)> {
         let place = Request::first_done(requests)?;
         requests[place].take().map(|request| (place, request.wait()))
@@ -66,12 +68,14 @@ impl<B> Request<B> {
 
     /// Waits until at least one of the requests is complete, and takes out all that are, in their order; none if the slice has none.
     /// `MPI_Waitsome`.
+    #[doc(alias = "MPI_Waitsome")]
     pub fn wait_some(requests: &mut [Option<Request<B>>]) -> Vec<(usize, Result<B>)> {
         Request::first_done(requests);
         Request::test_some(requests)
     }
 
     /// Takes out the requests that are complete, in their order, without waiting. `MPI_Testsome`.
+    #[doc(alias = "MPI_Testsome")]
     pub fn test_some(requests: &mut [Option<Request<B>>]) -> Vec<(usize, Result<B>)> {
         let take_if_done = |(place, request): (usize, &mut Option<Request<B>>)| {
             request.take_if(Request::is_done).map(|request| (place, request.wait()))
@@ -82,6 +86,7 @@ impl<B> Request<B> {
     /// Whether [`wait_all`](Request::wait_all) would answer at once. `MPI_Testall`.
     ///
     /// What is left of a slice of `Option`s: `Request::test_all(requests.iter_mut().flatten())`.
+    #[doc(alias = "MPI_Testall")]
     pub fn test_all<'r>(requests: impl IntoIterator<Item = &'r mut Request<B>>) -> bool
     where
         B: 'r,
