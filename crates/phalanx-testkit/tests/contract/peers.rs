@@ -227,16 +227,15 @@ fn packed(comm: &Comm) -> Done {
     Ok(())
 }
 
-/// One buffer that is sent and received into, there as a copy.
+/// One buffer that is sent and received into.
 fn replaced(comm: &Comm) -> Done {
     let (rank, (next, previous)) = (comm.rank(), around(comm));
     let mut buffer = vec![rank as i32; 5000];
     let sent = buffer.clone();
-    comm.send_recv(&sent, next, &mut buffer, previous)?;
+    comm.send_recv_in_place(&mut buffer, next, previous)?;
     same("replaced", buffer == vec![previous as i32; 5000], true)?;
     // Both ways: what comes back is what was sent.
-    let again = buffer.clone();
-    comm.send_recv(&again, previous, &mut buffer, next)?;
+    comm.send_recv_in_place(&mut buffer, previous, next)?;
     same("and back", buffer, sent)?;
     Ok(())
 }

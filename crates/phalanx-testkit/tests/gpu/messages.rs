@@ -49,6 +49,14 @@ fn ring(comm: Comm, _: &[String]) -> Outcome {
         let mut host = vec![7.0f32; len];
         must("to host", comm.send_recv(&send, right, &mut host, left))?;
         expect("to host", &host, |index| value(left, index) as f32)?;
+        // On to the next: what it was sent comes from two ranks to the left.
+        must("in place", comm.send_recv_in_place(&mut host, right, left))?;
+        expect("in place", &host, |index| value((left + ranks - 1) % ranks, index) as f32)?;
+        let refused = comm.send_recv_in_place(&mut recv, right, left).unwrap_err();
+        assert!(
+            matches!(refused, Error::Unsupported(_)) && refused.to_string().contains("send_recv "),
+            "{refused}"
+        );
     }
     done()
 }
