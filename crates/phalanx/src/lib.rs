@@ -15,7 +15,7 @@
 //! }
 //! ```
 //!
-//! - A *rank* is one of n equal participants: a thread of this process ([`run`]), or a process of its own ([`init`]). Processes
+//! - A *rank* is one of n equal participants: a thread of this process ([`try_run`]), or a process of its own ([`init`]). Processes
 //!   are started by `phalanx launch`, torchrun, mpirun or srun, or meet by a [`UniqueId`].
 //! - A [`Comm`] is one rank's end of a communicator. All ranks make the same calls in the same order.
 //! - A rank that is missing, dead, or calls something else is an error on every rank, never a hang. The error names it.
