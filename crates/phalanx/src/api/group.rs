@@ -106,7 +106,7 @@ pub struct CommGroup<'group, 'env> {
 /// # fn main() -> phalanx::Result<()> {
 /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-///     let (send, mut recv) = ([comm.rank() as u32], [0]);
+///     let (send, mut recv) = ([comm.rank() as u32], [0u32]);
 ///     phalanx::group(|g| {
 ///         let mut ring = g.on(&comm);
 ///         ring.send(&send, right)?;
