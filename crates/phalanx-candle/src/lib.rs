@@ -15,7 +15,7 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! As processes, [`Ranks::init`] takes the place of [`Ranks::run`], and `phalanx launch -n 2 -- program` starts them.
+//! As processes, [`Ranks::init`] takes the place of [`Ranks::try_run`], and `phalanx launch -n 2 -- program` starts them.
 //!
 //! | what | where |
 //! |---|---|
