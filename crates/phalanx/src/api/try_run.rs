@@ -19,8 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// ```
 ///
 /// # Errors
-/// The error of the rank that failed first in time. The others' errors are dropped: usually they only say that this rank has left.
-/// [`run`](crate::run) answers the results of all ranks. What it refuses itself becomes an `E`, too.
+/// The error of the rank that failed first in time. The others' errors are dropped: usually they only say that this rank has left. So a rank
+/// whose communicator failed because of another rank counts after the others, even if it returns earlier. [`run`](crate::run) answers the
+/// results of all ranks. What it refuses itself becomes an `E`, too.
 ///
 /// If a rank panics, the panic continues here when all ranks have ended, whatever errors there are.
 pub fn try_run<R, E>(
