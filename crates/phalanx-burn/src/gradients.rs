@@ -28,7 +28,7 @@ impl Ranks {
     /// use burn::tensor::Tensor;
     /// use phalanx_burn::Ranks;
     ///
-    /// let trained = Ranks::run(2, |ranks| {
+    /// let trained = Ranks::try_run(2, |ranks| {
     ///     let device = ranks.device().autodiff();
     ///     let mut model = ranks.broadcast(LinearConfig::new(4, 1).init(&device))?;
     ///     let mut optimizer = SgdConfig::new().init();
@@ -41,7 +41,6 @@ impl Ranks {
     ///     }
     ///     Ok(model.weight.val().into_data())
     /// })?;
-    /// let trained = trained.into_iter().collect::<phalanx_burn::Result<Vec<_>>>()?;
     /// assert_eq!(trained[0], trained[1]);
     /// # Ok::<(), phalanx_burn::Error>(())
     /// ```

@@ -50,14 +50,14 @@ impl Ranks {
         })
     }
 
-    /// Runs ranks as threads of this process: what `rank` returns on each.
+    /// Runs ranks as threads of this process: what `rank` returns on each, in rank order.
     ///
     /// Each rank makes its own module. A clone of another thread's shares the running statistics.
     ///
     /// # Errors
-    /// If the ranks could not be made, or one panicked.
-    pub fn run<T: Send>(count: usize, rank: impl Fn(Ranks) -> Result<T> + Sync) -> Result<Vec<Result<T>>> {
-        Ok(phalanx::run(count, |comm| rank(Ranks::new(comm)?))?)
+    /// The error of the rank that failed first, as for [`phalanx::try_run`]; or the ranks could not be made.
+    pub fn try_run<T: Send>(count: usize, rank: impl Fn(Ranks) -> Result<T> + Sync) -> Result<Vec<T>> {
+        phalanx::try_run(count, |comm| rank(Ranks::new(comm)?))
     }
 
     /// The same ranks, which send gradients of bf16 and f16 as f32, twice as much. The same on all ranks. In shared memory sums are made in f32

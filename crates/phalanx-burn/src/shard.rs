@@ -21,11 +21,10 @@ pub enum Uneven {
 /// use burn::data::dataset::{Dataset, InMemDataset};
 /// use phalanx_burn::{Ranks, Shard, Uneven};
 ///
-/// let parts = Ranks::run(2, |ranks| {
+/// let parts = Ranks::try_run(2, |ranks| {
 ///     let all = InMemDataset::new(vec![10, 11, 12, 13, 14]);
 ///     Ok(Shard::new(all, &ranks, Uneven::Pad).iter().map(|sample| sample.expect("in memory")).collect::<Vec<i32>>())
 /// })?;
-/// let parts = parts.into_iter().collect::<phalanx_burn::Result<Vec<_>>>()?;
 /// assert_eq!(parts, [[10, 12, 14], [11, 13, 10]]);
 /// # Ok::<(), phalanx_burn::Error>(())
 /// ```

@@ -34,8 +34,8 @@ use std::path::PathBuf;
 ///     ranks.all_gather_parts(&part, 0, 5)?.to_vec1()
 /// };
 /// // Three steps on two ranks, and three on one.
-/// let two = Ranks::run(2, |ranks| train(&ranks))?;
-/// let one = Ranks::run(1, |ranks| train(&ranks))?;
+/// let two = Ranks::try_run(2, |ranks| train(&ranks))?;
+/// let one = Ranks::try_run(1, |ranks| train(&ranks))?;
 /// # std::fs::remove_dir_all(&folder)?;
 /// # let _ = (two, one);
 /// # Ok::<(), candle_core::Error>(())

@@ -31,7 +31,7 @@ impl Default for Settings {
 /// use candle_nn::{AdamW, Module, Optimizer, VarBuilder, VarMap, linear};
 /// use phalanx_candle::{DataParallel, Ranks};
 ///
-/// let trained = Ranks::run(2, |ranks| {
+/// let trained = Ranks::try_run(2, |ranks| {
 ///     let variables = VarMap::new();
 ///     let model = linear(4, 1, VarBuilder::from_varmap(&variables, DType::F32, ranks.device()))?;
 ///     let parallel = DataParallel::new(&ranks, &variables)?;
@@ -44,7 +44,6 @@ impl Default for Settings {
 ///     }
 ///     model.weight().to_vec2::<f32>()
 /// })?;
-/// let trained = trained.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
 /// assert_eq!(trained[0], trained[1]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```

@@ -8,7 +8,7 @@ use candle_core::Error;
 /// use candle_core::{DType, Device, Tensor};
 /// use phalanx_candle::{Ranks, phalanx_error};
 ///
-/// let outcomes = Ranks::run(2, |ranks| {
+/// Ranks::try_run(2, |ranks| {
 ///     let hasty = ranks.within(std::time::Duration::from_millis(50))?;
 ///     if ranks.rank() == 1 {
 ///         std::thread::sleep(std::time::Duration::from_millis(500));
@@ -19,7 +19,6 @@ use candle_core::Error;
 ///     assert!(matches!(phalanx_error(&error), Some(phalanx::Error::Timeout(_))));
 ///     Ok(())
 /// })?;
-/// outcomes.into_iter().collect::<candle_core::Result<()>>()?;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn phalanx_error(error: &Error) -> Option<&phalanx::Error> {
@@ -36,6 +35,15 @@ pub fn phalanx_error(error: &Error) -> Option<&phalanx::Error> {
 /// An error of phalanx as candle's. `Cuda` is the one variant that keeps the error itself, whatever the device.
 pub(crate) fn failed(error: impl Into<phalanx::Error>) -> Error {
     Error::Cuda(Box::new(error.into()))
+}
+
+/// An error of candle, which errors of phalanx become.
+pub(crate) struct AnyError(pub Error);
+
+impl From<phalanx::Error> for AnyError {
+    fn from(error: phalanx::Error) -> AnyError {
+        AnyError(failed(error))
+    }
 }
 
 /// An error of phalanx-train as candle's.

@@ -7,15 +7,15 @@
 //! use phalanx::ReduceOp;
 //! use phalanx_candle::Ranks;
 //!
-//! let sums = Ranks::run(2, |ranks| {
+//! let sums = Ranks::try_run(2, |ranks| {
 //!     let mine = Tensor::new(&[1.0f32, 2.0], ranks.device())?;
 //!     ranks.all_reduce(&mine, ReduceOp::Sum)?.to_vec1::<f32>()
 //! })?;
-//! assert_eq!(sums.into_iter().collect::<candle_core::Result<Vec<_>>>()?, [[2.0, 4.0], [2.0, 4.0]]);
+//! assert_eq!(sums, [[2.0, 4.0], [2.0, 4.0]]);
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! As processes, [`Ranks::init`] takes the place of [`Ranks::run`], and `phalanx launch -n 2 -- program` starts them.
+//! As processes, [`Ranks::init`] takes the place of [`Ranks::try_run`], and `phalanx launch -n 2 -- program` starts them.
 //!
 //! | what | where |
 //! |---|---|

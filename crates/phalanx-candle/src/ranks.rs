@@ -1,6 +1,6 @@
 //! [`Ranks`]: a communicator for tensors.
 
-use crate::error::{failed, usage};
+use crate::error::{AnyError, failed, usage};
 use candle_core::{Device, Result};
 use phalanx::{Comm, SharedComm};
 use std::time::Duration;
@@ -49,27 +49,26 @@ impl Ranks {
         Ok(Ranks { comm, device })
     }
 
-    /// Runs ranks as threads of this process: what `rank` returns on each.
+    /// Runs ranks as threads of this process: what `rank` returns on each, in rank order.
     ///
     /// ```
     /// use candle_core::Tensor;
     /// use phalanx::ReduceOp;
     /// use phalanx_candle::Ranks;
     ///
-    /// let sums = Ranks::run(3, |ranks| {
+    /// let sums = Ranks::try_run(3, |ranks| {
     ///     let mine = Tensor::new(&[ranks.rank() as f32, 1.0], ranks.device())?;
     ///     ranks.all_reduce(&mine, ReduceOp::Sum)?.to_vec1::<f32>()
     /// })?;
-    /// for sum in sums {
-    ///     assert_eq!(sum?, [3.0, 3.0]);
-    /// }
+    /// assert_eq!(sums, [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]);
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// If the ranks could not be made, or one panicked.
-    pub fn run<T: Send>(count: usize, rank: impl Fn(Ranks) -> Result<T> + Sync) -> Result<Vec<Result<T>>> {
-        phalanx::run(count, |comm| rank(Ranks::new(comm)?)).map_err(failed)
+    /// The error of the rank that failed first, as for [`phalanx::try_run`]; or the ranks could not be made.
+    pub fn try_run<T: Send>(count: usize, rank: impl Fn(Ranks) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let ran = phalanx::try_run(count, |comm| Ranks::new(comm).and_then(&rank).map_err(AnyError));
+        ran.map_err(|AnyError(error)| error)
     }
 
     /// This rank's number, from 0.

@@ -15,8 +15,8 @@ const STEPS: usize = 51;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ranks = std::env::args().nth(1).map_or(Ok(2), |ranks| ranks.parse())?;
-    let lines = phalanx::run(ranks, measure)?;
-    println!("{}", lines.into_iter().next().expect("rank 0")?);
+    let lines = phalanx::try_run(ranks, measure)?;
+    println!("{}", lines[0]);
     Ok(())
 }
 

@@ -21,7 +21,7 @@ const ROUNDS: u64 = 30;
 
 fn main() -> Result<()> {
     let ranks = std::env::args().nth(1).map_or(4, |ranks| ranks.parse().expect("a number of ranks"));
-    let ends = phalanx::run(ranks, |comm| {
+    let ends = phalanx::try_run(ranks, |comm| {
         let in_step = train(&comm, false)?;
         let diloco = train(&comm, true)?;
         if comm.rank() == 0 {
@@ -30,8 +30,7 @@ fn main() -> Result<()> {
         }
         Ok::<_, phalanx_train::Error>((in_step, diloco))
     })?;
-    for end in ends {
-        let (in_step, diloco) = end?;
+    for (in_step, diloco) in ends {
         assert!(diloco.0 < 0.02 && in_step.0 < 0.02, "one has not learnt");
         assert_eq!(diloco.1 * INNER, in_step.1);
     }

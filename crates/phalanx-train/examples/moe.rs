@@ -21,7 +21,7 @@ const STEPS: u64 = 600;
 
 fn main() -> Result<()> {
     let ranks = std::env::args().nth(1).map_or(4, |ranks| ranks.parse().expect("a number of ranks"));
-    phalanx::run(ranks, train)?.into_iter().collect()
+    phalanx::try_run(ranks, train).map(drop)
 }
 
 /// Numbers with their gradient and the optimizer's moments.

@@ -24,12 +24,12 @@
 //!     }
 //! }
 //!
-//! let counts = phalanx::run(3, |comm| {
+//! let counts = phalanx::try_run(3, |comm| {
 //!     let mut counter = Counter(0);
 //!     Trainer::new(Recovery::Shrink).run(comm, &mut counter, 10)?;
 //!     Ok::<_, phalanx_train::Error>(counter.0)
 //! })?;
-//! assert_eq!(counts.into_iter().collect::<Result<Vec<_>, _>>()?, [120; 3]);
+//! assert_eq!(counts, [120; 3]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -5,7 +5,7 @@
 //! use phalanx_train::mesh::{Axis, Layout, Mesh, Placement};
 //! use phalanx_train::norm::{LossScaler, clip};
 //!
-//! let norms = phalanx::run(2, |comm| {
+//! let norms = phalanx::try_run(2, |comm| {
 //!     let mesh = Mesh::new(&comm, &[(Axis::Tensor, 2)])?;
 //!     let split = Layout::replicated(&[2]).with(Axis::Tensor, Placement::Split(0));
 //!     let replicated = Layout::replicated(&[1]);
@@ -16,9 +16,7 @@
 //!     assert!(LossScaler::new(65536.0).update(norm)); // finite: take the step
 //!     Ok::<_, phalanx_train::Error>(norm)
 //! })?;
-//! for norm in norms {
-//!     assert_eq!(norm?, 13.0);
-//! }
+//! assert_eq!(norms, [13.0; 2]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -45,7 +45,7 @@ fn main() -> Result<()> {
         shared_mem_bytes: 0,
     };
 
-    let stream = comm.cuda_stream().expect("a GPU").clone();
+    let stream = comm.cuda_stream()?.clone();
     let value_of = |i: usize, rank: usize| ((i * 7 + rank * 3) % 64) as f32 / 16.0 - 2.0;
     let partial = stream.clone_htod(&(0..n).map(|i| value_of(i, comm.rank())).collect::<Vec<_>>())?;
     let bias = stream.clone_htod(&(0..columns).map(|i| i as f32 / columns as f32).collect::<Vec<_>>())?;

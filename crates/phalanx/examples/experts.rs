@@ -48,10 +48,11 @@ fn world(
 ) -> Result<Vec<[f64; 2]>> {
     let mut config = Config::default();
     config.gpu_algorithm = Some(algorithm);
-    let run = Comm::builder().backend(BackendKind::Nccl).nccl(config).run(ranks, |comm| {
+    let builder = Comm::builder().backend(BackendKind::Nccl).nccl(config);
+    let mut of_ranks = builder.try_run(ranks, |comm| -> Result<Vec<_>> {
         sizes().map(|(hidden, tokens)| measure(&comm, &Setting::new(&comm, hidden, tokens)?)).collect()
     })?;
-    run.into_iter().next().expect("rank 0")
+    Ok(of_ranks.swap_remove(0))
 }
 
 /// A rank's routing: different experts for each token, the same on every rank that asks.

@@ -19,8 +19,7 @@ fn main() -> Result<()> {
     let times = |algorithm| -> Result<Vec<Times>> {
         let mut config = Config::default();
         config.gpu_algorithm = Some(algorithm);
-        let run = Comm::builder().backend(BackendKind::Nccl).nccl(config).run(ranks, measure)?;
-        run.into_iter().next().expect("rank 0")
+        Ok(Comm::builder().backend(BackendKind::Nccl).nccl(config).try_run(ranks, measure)?.swap_remove(0))
     };
     let (fused, two) = (times(GpuAlgorithm::Auto)?, times(GpuAlgorithm::Nccl)?);
     println!("hidden tokens  NCCL + norm     fused (ratio)   to f8e4m3 (ratio)");

@@ -31,9 +31,8 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return measure(&phalanx::init()?, operation, largest);
     }
-    let run =
-        Comm::builder().backend(BackendKind::Nccl).run(ranks, |comm| measure(&comm, operation, largest))?;
-    run.into_iter().collect()
+    let builder = Comm::builder().backend(BackendKind::Nccl);
+    builder.try_run(ranks, |comm| measure(&comm, operation, largest)).map(drop)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,7 +123,7 @@ impl Operation {
 fn measure(comm: &Comm, operation: Operation, largest: usize) -> Result<()> {
     let library = Api::load(&NCCL)?;
     let ranks = comm.world_size();
-    let stream = comm.cuda_stream().expect("a communicator on a GPU").clone();
+    let stream = comm.cuda_stream()?.clone();
     let most = (largest / 4).max(ranks);
     let send = stream.alloc_zeros::<f32>(most)?;
     let mut recv = stream.alloc_zeros::<f32>(most)?;
@@ -195,7 +194,7 @@ fn timed(comm: &Comm, repeats: u32, mut operation: impl FnMut() -> Result<()>) -
         operation()?;
     }
     let enqueue = start.elapsed() / repeats;
-    comm.cuda_stream().expect("a GPU").synchronize()?;
+    comm.cuda_stream()?.synchronize()?;
     Ok(Sample { enqueue, total: start.elapsed() / repeats })
 }
 

@@ -20,8 +20,7 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return measure(&phalanx::init()?, largest, rounds);
     }
-    let run = Comm::builder().backend(BackendKind::Nccl).run(2, |comm| measure(&comm, largest, rounds))?;
-    run.into_iter().collect()
+    Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| measure(&comm, largest, rounds)).map(drop)
 }
 
 fn measure(comm: &Comm, largest: usize, rounds: usize) -> Result<()> {
@@ -49,7 +48,7 @@ struct Both {
 
 impl Both {
     fn new(comm: &Comm, len: usize, peer: usize, rounds: usize) -> Result<Both> {
-        let stream = comm.cuda_stream().expect("a GPU").clone();
+        let stream = comm.cuda_stream()?.clone();
         let far_stream = CudaContext::new(peer)?.default_stream();
         // Plain memory and peer access, without which the driver copies over the host.
         // SAFETY: so many bytes of the context that is current, for the slice alone.

@@ -36,7 +36,7 @@ fn one_rank(comm: Comm) -> Result<()> {
     let (cells, steps) = (argument(2, 256)?, argument(3, 100)?);
     // The world goes round in each dimension.
     let grid = Grid::balanced(comm.world_size(), &[0; 3], &[true; 3])?;
-    let context = comm.cuda_stream().expect("a rank on a GPU").context().clone();
+    let context = comm.cuda_stream()?.context().clone();
     let source = include_str!("kernels/heat_3d.cu");
     let image = Program::new("heat_3d.cu", source).option("--fmad=false").compile_for(&context)?;
     let kernel = Module::load(&context, &image)?.kernel("step")?;
@@ -119,7 +119,7 @@ impl Part<'_> {
     /// The heat after some steps, and the seconds that they took.
     fn on_gpu(&self, comm: &Comm, kernel: &Kernel<'_>, steps: usize) -> Result<(Vec<f64>, f64)> {
         // Beside the communicator's stream, on which the halos travel.
-        let compute = comm.cuda_stream().expect("a rank on a GPU").context().new_stream()?;
+        let compute = comm.cuda_stream()?.context().new_stream()?;
         let shape = self.shape.map(|size| size as i32);
         let step = |cells: &Cells, heat: &CudaSlice<f64>, next: &mut CudaSlice<f64>| -> Result<()> {
             if cells.sizes.contains(&0) {

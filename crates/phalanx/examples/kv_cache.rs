@@ -32,8 +32,7 @@ fn main() -> Result<()> {
     if phalanx::choose()?.launcher.is_some() {
         return serve(&phalanx::init()?, prompts);
     }
-    let run = Comm::builder().backend(BackendKind::Nccl).run(2, |comm| serve(&comm, prompts))?;
-    run.into_iter().collect()
+    Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| serve(&comm, prompts)).map(drop)
 }
 
 fn serve(comm: &Comm, prompts: usize) -> Result<()> {
@@ -51,7 +50,7 @@ fn number(prompt: usize, token: usize, index: usize) -> f32 {
 
 /// Fills blocks with the prompts' tokens, and hands them over.
 fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     // Memory that another process can open.
     let mut cache = comm.register_gpu(comm.alloc_gpu::<f32>(BLOCKS * BLOCK)?)?;
     comm.send_object(cache.descriptor(), DECODE)?;
@@ -87,7 +86,7 @@ fn prefill(comm: &Comm, prompts: usize) -> Result<()> {
 
 /// Fetches the blocks of each prompt into its own cache, and looks at the tokens.
 fn decode(comm: &Comm, prompts: usize) -> Result<()> {
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     let descriptor: GpuDescriptor = comm.recv_object(PREFILL)?;
     let remote = comm.open_gpu::<f32>(&descriptor)?;
     let mut own: CudaSlice<f32> = stream.alloc_zeros(LENGTH * BLOCK)?;

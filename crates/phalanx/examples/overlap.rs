@@ -44,7 +44,7 @@ struct Rank {
 }
 
 fn one_rank(comm: Comm) -> Result<()> {
-    let context = comm.cuda_stream().ok_or("a communicator on a GPU")?.context().clone();
+    let context = comm.cuda_stream()?.context().clone();
     let (compute, clock) = (context.new_stream()?, context.new_stream()?);
     // The communicator has to know the streams that it is ordered with.
     drop(comm.on(&compute)?);

@@ -83,7 +83,7 @@ fn numbers(rank: usize, which: usize) -> impl Iterator<Item = f32> {
 
 fn one_rank(comm: Comm) -> Result<()> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let context = comm.cuda_stream().ok_or("a communicator on a GPU")?.context().clone();
+    let context = comm.cuda_stream()?.context().clone();
     let (compute, exchange) = (context.new_stream()?, context.new_stream()?);
     let attend = kernels::compile(&context, KERNEL)?.load_function("attend")?;
     let queries = compute.clone_htod(&numbers(rank, 0).collect::<Vec<_>>())?;

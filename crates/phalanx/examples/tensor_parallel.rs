@@ -46,7 +46,7 @@ fn one_rank(comm: Comm) -> Result<()> {
     }
     let units = HIDDEN / ranks;
     let first_unit = rank * units;
-    let stream = comm.cuda_stream().ok_or("a communicator on a GPU")?;
+    let stream = comm.cuda_stream()?;
     let blas = Blas::new(stream)?;
     let inputs = Matrix::new(stream, (SAMPLES, INPUTS), input)?;
 

@@ -4,19 +4,18 @@
 //! use phalanx::ReduceOp;
 //!
 //! fn main() -> phalanx::Result<()> {
-//!     phalanx::run(4, |comm| -> phalanx::Result<()> {
+//!     phalanx::try_run(4, |comm| -> phalanx::Result<()> {
 //!         let mine = vec![comm.rank() as f32; 1000];
 //!         let mut sum = vec![0.0; 1000];
 //!         comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
 //!         assert!(sum.iter().all(|x| *x == 6.0));
 //!         Ok(())
-//!     })?
-//!     .into_iter()
-//!     .collect()
+//!     })?;
+//!     Ok(())
 //! }
 //! ```
 //!
-//! - A *rank* is one of n equal participants: a thread of this process ([`run`]), or a process of its own ([`init`]). Processes
+//! - A *rank* is one of n equal participants: a thread of this process ([`try_run`]), or a process of its own ([`init`]). Processes
 //!   are started by `phalanx launch`, torchrun, mpirun or srun, or meet by a [`UniqueId`].
 //! - A [`Comm`] is one rank's end of a communicator. All ranks make the same calls in the same order.
 //! - A rank that is missing, dead, or calls something else is an error on every rank, never a hang. The error names it.
@@ -224,6 +223,7 @@ pub use api::rank_group::RankGroup;
 pub use api::raw::RawCommunicator;
 pub use api::request::{Prepared, PreparedMessage, Request};
 pub use api::shared::SharedComm;
+pub use api::try_run::try_run;
 pub use api::values::RankBlocks;
 pub use buffer::host::HostBuffer;
 pub use buffer::loan::Loan;

@@ -40,7 +40,7 @@ impl Place {
         };
         let run = || match self.ranks {
             None => f(builder.init()?),
-            Some(threads) => builder.run(threads, f)?.into_iter().collect(),
+            Some(threads) => builder.try_run(threads, f).map(drop),
         };
         end(run())
     }

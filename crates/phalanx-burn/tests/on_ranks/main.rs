@@ -61,7 +61,7 @@ static GPUS: Mutex<()> = Mutex::new(());
 
 fn on_threads(count: usize, case: fn(&Ranks) -> Result<()>) -> std::result::Result<(), Failed> {
     let _alone = ON_GPUS.then(|| GPUS.lock());
-    let outcomes = Ranks::run(count, |ranks| perform(&ranks, case));
+    let outcomes = phalanx::run(count, |comm| perform(&Ranks::new(comm)?, case));
     for (rank, outcome) in outcomes?.into_iter().enumerate() {
         outcome.map_err(|error| format!("rank {rank}: {error}"))?;
     }

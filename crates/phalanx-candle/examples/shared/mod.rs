@@ -12,7 +12,7 @@ pub fn on_ranks(threads: Option<usize>, f: impl Fn(&Ranks) -> Result<()> + Sync)
             f(&ranks)?;
             return ranks.finalize();
         };
-        Ranks::run(threads, |ranks| f(&ranks).and_then(|()| ranks.finalize()))?.into_iter().collect()
+        Ranks::try_run(threads, |ranks| f(&ranks).and_then(|()| ranks.finalize())).map(drop)
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,14 +21,13 @@ fn init(inputs: usize) -> Init {
 /// use candle_nn::{Module, VarMap};
 /// use phalanx_candle::{ColumnParallelLinear, Ranks, RowParallelLinear, Weights};
 ///
-/// let outputs = Ranks::run(2, |ranks| {
+/// let outputs = Ranks::try_run(2, |ranks| {
 ///     let weights = Weights::variables(&ranks, &VarMap::new(), 7, DType::F64);
 ///     let up = ColumnParallelLinear::new(4, 16, true, &weights.pp("up"))?;
 ///     let down = RowParallelLinear::new(16, 4, true, &weights.pp("down"))?;
 ///     let x = Tensor::ones((3, 4), DType::F64, ranks.device())?;
 ///     down.forward(&up.forward(&x)?.gelu()?)
 /// })?;
-/// let outputs = outputs.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
 /// assert_eq!(outputs[0].dims(), [3, 4]);
 /// assert_eq!(outputs[0].to_vec2::<f64>()?, outputs[1].to_vec2::<f64>()?);
 /// # Ok::<(), candle_core::Error>(())

@@ -71,7 +71,7 @@ impl Buffer {
         registration: Registration,
     ) -> anyhow::Result<Buffer> {
         let bytes = (len + MARGIN) * element;
-        if let Some(stream) = comm.cuda_stream() {
+        if let Ok(stream) = comm.cuda_stream() {
             let storage = Storage::Device(DeviceMemory::new(comm, stream, bytes, registration)?);
             return Ok(Buffer { storage, element, len });
         }

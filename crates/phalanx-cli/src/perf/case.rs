@@ -64,7 +64,7 @@ impl<'a> Case<'a> {
 
     /// Whether a call returns before its work on the GPU is complete.
     pub fn is_enqueued(&self) -> bool {
-        self.comm().cuda_stream().is_some() && self.operation.has_data()
+        self.comm().cuda_stream().is_ok() && self.operation.has_data()
     }
 
     /// Performs the operation once, or enqueues it. In place, `recv` is the only buffer and `send` is

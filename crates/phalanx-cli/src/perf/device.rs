@@ -21,7 +21,7 @@ const DESCRIPTION: usize = 256;
 ///
 /// CUDA graphs cannot be captured on the default stream.
 pub fn stream(comm: &Comm, plan: &Plan) -> anyhow::Result<Option<Arc<CudaStream>>> {
-    let Some(default) = comm.cuda_stream() else {
+    let Ok(default) = comm.cuda_stream() else {
         return Ok(None);
     };
     let context = default.context();

@@ -27,11 +27,12 @@ pub fn run_threads(ranks: usize, plan: &Plan, reporter: Reporter) -> Result<u64>
     let cores = machine::usable_cores();
     let reporter = Mutex::new(Some(reporter));
     let take = || reporter.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let results = builder(plan).run(ranks, |comm| {
+    let wrong = builder(plan).try_run(ranks, |comm| {
         let reporter = if comm.rank() == 0 { take() } else { None };
         run(comm, plan, cores, reporter)
     })?;
-    first_cause(results)
+    // Each rank has the number of all ranks.
+    Ok(wrong[0])
 }
 
 /// Runs the plan on this process as a rank of others. Returns the number of wrong elements on all ranks.
@@ -117,46 +118,7 @@ fn measure_one_sided(comm: &Comm, plan: &Plan, reporter: Option<Reporter>) -> Re
     Ok(wrong)
 }
 
-/// The result of all ranks. When a rank fails, the others fail because of it: its error is the one to show.
-fn first_cause(results: Vec<Result<u64>>) -> Result<u64> {
-    let mut total = 0;
-    let mut consequence = None;
-    for result in results {
-        match result {
-            // Each rank has the number of all ranks.
-            Ok(wrong) => total = wrong,
-            Err(error) if is_consequence(&error) => consequence = consequence.or(Some(error)),
-            Err(error) => return Err(error),
-        }
-    }
-    consequence.map_or(Ok(total), Err)
-}
-
-/// Whether the communicator failed, for which another rank may have the reason.
-fn is_consequence(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<phalanx::Error>().is_some_and(phalanx::Error::is_fatal)
-}
-
 /// Whether a rank failed because another rank aborted the communicator.
 pub fn was_aborted(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(phalanx::Error::Aborted { .. }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use phalanx::UsageError;
-
-    #[test]
-    fn the_cause_is_shown_and_not_its_consequence() {
-        let consequence = || Err(phalanx::Error::Aborted { rank: 1 }.into());
-        let cause = || {
-            let error = UsageError::WorldSize { world_size: 0, limit: 1 };
-            Err(phalanx::Error::from(error).into())
-        };
-        let shown = |results| first_cause(results).unwrap_err().to_string();
-        assert!(shown(vec![consequence(), cause(), consequence()]).contains("not possible"));
-        assert!(shown(vec![Ok(0), consequence()]).contains("aborted"));
-        assert_eq!(first_cause(vec![Ok(3), Ok(3)]).unwrap(), 3);
-    }
 }

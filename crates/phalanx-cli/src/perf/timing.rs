@@ -88,7 +88,7 @@ impl Bench<'_> {
 
     fn measure_enqueued(&mut self, plan: &Plan) -> Result<Times> {
         let comm = self.case.comm();
-        let stream = comm.cuda_stream().expect("an operation on a GPU has a stream");
+        let stream = comm.cuda_stream()?;
         // Each iteration uses another part, so that no cache holds its data.
         let parts = self.parts();
         let mut call = |number| Ok(self.perform(number % parts)?);

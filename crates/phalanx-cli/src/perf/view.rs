@@ -75,7 +75,7 @@ impl ViewMut<'_> {
         match (&mut self.memory, &source.memory) {
             (MemoryMut::Host(target), Memory::Host(source)) => target.copy_from_slice(source),
             (MemoryMut::Device(target), Memory::Device(source)) => {
-                let stream = comm.cuda_stream().expect("a communicator with memory on its GPU has a stream");
+                let stream = comm.cuda_stream()?;
                 stream.memcpy_dtod(source, target)?;
             }
             _ => unreachable!("a rank's buffers are all in one kind of memory"),

@@ -185,6 +185,8 @@ const WRONG: &[(&str, Wrong, Call)] = &[
     ("send_tagged", Wrong::Rank, |c, _| c.send_tagged(&[1; 3], usize::MAX, 1)),
     ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], n, &mut [0; 3], 0)),
     ("send_recv", Wrong::Rank, |c, n| c.send_recv(&[1; 3], 0, &mut [0; 3], n)),
+    ("send_recv_in_place", Wrong::Rank, |c, n| c.send_recv_in_place(&mut [1; 3], n, 0)),
+    ("send_recv_in_place", Wrong::Rank, |c, n| c.send_recv_in_place(&mut [1; 3], 0, n)),
     ("send_recv_tagged", Wrong::Rank, |c, n| c.send_recv_tagged(&[1; 3], n, &mut [0; 3], 0, 1)),
     ("start_send_recv", Wrong::Rank, |c, n| c.start_send_recv(vec![1; 3], n, vec![0; 3], 0).map(drop)),
     ("start_send_recv", Wrong::Rank, |c, n| c.start_send_recv(vec![1; 3], 0, vec![0; 3], n).map(drop)),

@@ -166,46 +166,51 @@ fn any(comm: &Comm) -> Done {
         }
         return Ok(());
     }
-    let mut requests = Vec::new();
+    // At the place of each peer, its request; at this rank's, none.
+    let mut requests = vec![None];
     for peer in others(comm) {
-        requests.push(comm.start_recv(vec![0u32; 5000], peer)?);
+        requests.push(Some(comm.start_recv(vec![0u32; 5000], peer)?));
     }
     for expected in (1..=last).rev() {
-        let (_, received) = Request::wait_any(&mut requests).ok_or("no request is left")?;
+        let (peer, received) = Request::wait_any(&mut requests).ok_or("no request is left")?;
+        same("the place of the next to come", peer, expected)?;
         same("the next to come", received? == vec![expected as u32; 5000], true)?;
+        same("others stay", requests.iter().flatten().count(), expected - 1)?;
         if expected > 1 {
             comm.send(&[1u8], expected)?;
         }
     }
     same("none is left", Request::wait_any(&mut requests).is_none(), true)?;
+    same("none of none", Request::<()>::wait_any(&mut []).is_none(), true)?;
     Ok(())
 }
 
 fn some(comm: &Comm) -> Done {
-    let mut requests = Vec::new();
+    let ranks = comm.world_size();
+    let mut requests: Vec<_> = (0..ranks).map(|_| None).collect();
     for peer in others(comm) {
-        requests.push(comm.start_recv(vec![0u32; 3], peer)?);
+        requests[peer] = Some(comm.start_recv(vec![0u32; 3], peer)?);
     }
     same("nothing was sent", Request::test_some(&mut requests).len(), 0)?;
-    same("all of none", Request::test_all(&mut requests), requests.is_empty())?;
+    same("all of none", Request::test_all(requests.iter_mut().flatten()), ranks == 1)?;
     comm.barrier()?;
     let sends = others(comm).map(|peer| comm.start_send(vec![comm.rank() as u32; 3], peer));
     let sends = sends.collect::<phalanx::Result<Vec<_>>>()?;
-    let mut seen: Vec<u32> = Vec::new();
-    while !requests.is_empty() {
-        let left: Vec<usize> = (0..requests.len()).collect();
+    let mut seen: Vec<usize> = Vec::new();
+    while requests.iter().any(Option::is_some) {
         let done = Request::wait_some(&mut requests);
         same("some", done.is_empty(), false)?;
-        let places: Vec<usize> = done.iter().map(|(place, _)| *place).collect();
-        same("places", places.is_sorted() && places.iter().all(|place| left.contains(place)), true)?;
-        for (_, received) in done {
-            seen.push(received?[0]);
+        same("in order", done.iter().is_sorted_by_key(|(place, _)| *place), true)?;
+        for (peer, received) in done {
+            same("from this peer", received?, vec![peer as u32; 3])?;
+            same("taken out", requests[peer].is_none(), true)?;
+            seen.push(peer);
         }
     }
     seen.sort_unstable();
-    same("from all", seen, others(comm).map(|peer| peer as u32).collect::<Vec<_>>())?;
+    same("from all", seen, others(comm).collect::<Vec<_>>())?;
     same("none is left", Request::wait_some(&mut requests).len(), 0)?;
-    same("sent", Request::wait_all(sends).iter().all(Result::is_ok), true)?;
+    same("sent", Request::wait_all(sends)?, vec![vec![comm.rank() as u32; 3]; ranks - 1])?;
     Ok(())
 }
 
@@ -213,8 +218,12 @@ fn all(comm: &Comm) -> Done {
     let ranks = comm.world_size() as u64;
     let sums = (0..5u64).map(|number| comm.start_all_reduce(vec![number; 100], ReduceOp::Sum));
     let sums = sums.collect::<phalanx::Result<Vec<_>>>()?;
-    for (number, sum) in (0..).zip(Request::wait_all(sums)) {
-        same("a sum", sum?, vec![number * ranks; 100])?;
+    let mut sums = sums;
+    while !Request::test_all(&mut sums) {
+        std::thread::yield_now();
+    }
+    for (number, sum) in (0..).zip(Request::wait_all(sums)?) {
+        same("a sum", sum, vec![number * ranks; 100])?;
     }
     Ok(())
 }
@@ -232,7 +241,7 @@ fn a_rank_that_leaves(comm: Comm) -> Done {
         run(comm.start_recv(vec![0u8; 10], last)?).0
     } else {
         let requests = [comm.start_recv(vec![0u8; 10], last)?, comm.start_recv(vec![0u8; 10], 0)?];
-        Request::wait_any(&mut requests.into()).ok_or("no request")?.1
+        Request::wait_any(&mut requests.map(Some)).ok_or("no request")?.1
     };
     let Err(Error::Peer(error)) = result else { return Err(format!("not lost: {result:?}").into()) };
     same("the rank", error.rank, last)?;

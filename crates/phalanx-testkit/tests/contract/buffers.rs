@@ -84,7 +84,7 @@ pub struct OnGpu<T: Number> {
 impl<T: Number> OnGpu<T> {
     /// A copy of it; an odd number is that of a part.
     pub fn copy(comm: &Comm, content: &[T], number: usize) -> Result<OnGpu<T>, String> {
-        let (stream, offset) = (comm.cuda_stream().ok_or("the communicator has no GPU")?, number % 2);
+        let (stream, offset) = (comm.cuda_stream().map_err(|e| e.to_string())?, number % 2);
         let padded: Vec<T> = content.first().into_iter().take(offset).chain(content).copied().collect();
         let offset = offset.min(content.len());
         Ok(OnGpu { slice: stream.clone_htod(&padded).map_err(|e| e.to_string())?, offset })
@@ -111,7 +111,7 @@ pub struct Room(Option<Arc<CudaStream>>);
 
 impl Room {
     pub fn of(comm: &Comm) -> Room {
-        Room(comm.cuda_stream().cloned())
+        Room(comm.cuda_stream().ok().cloned())
     }
 
     pub fn is_host(&self) -> bool {

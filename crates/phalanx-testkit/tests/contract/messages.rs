@@ -104,7 +104,7 @@ fn one_type<T: Number>(comm: &Comm) -> Result<(), String> {
         for memory in Memory::ALL {
             let mut send = memory.send(comm, size).map_err(text)?;
             let mut recv = memory.recv(comm, size).map_err(text)?;
-            let calls: [(&str, &Exchange<'_, T>); 4] = [
+            let calls: [(&str, &Exchange<'_, T>); 5] = [
                 ("send and recv", &|send, recv| {
                     // The last of an odd number of ranks sends first, too, to one that receives then.
                     if rank % 2 == 0 {
@@ -124,6 +124,10 @@ fn one_type<T: Number>(comm: &Comm) -> Result<(), String> {
                 }),
                 ("send_recv", &|send, recv| comm.send_recv(send, next, recv, previous)),
                 ("send_recv_tagged", &|send, recv| comm.send_recv_tagged(send, next, recv, previous, 6)),
+                ("send_recv_in_place", &|send, recv| {
+                    recv.copy_from_slice(send);
+                    comm.send_recv_in_place(recv, next, previous)
+                }),
             ];
             for (number, (name, call)) in calls.into_iter().enumerate() {
                 ring.fill(send.all(), start(rank, next, i + number));
@@ -300,6 +304,10 @@ fn to_oneself(comm: &Comm) -> Outcome {
         comm.send_recv(&send, rank, &mut recv, rank).context(|| format!("{size} elements"))?;
         if recv != send {
             return Err(format!("rank {rank} got something else from itself, {size} elements"));
+        }
+        comm.send_recv_in_place(&mut recv, rank, rank).context(|| format!("{size} elements in place"))?;
+        if recv != send {
+            return Err(format!("rank {rank} replaced its buffer by something else, {size} elements"));
         }
     }
     if !matches!(comm.backend(), BackendKind::Host | BackendKind::Ucx | BackendKind::Solo) {

@@ -139,9 +139,7 @@ fn sends_of_each_kind(comm: &Comm) -> Done {
         }
         same("what was waited for", ready.wait()? == vec![previous as u64; len], true)?;
         sent_ready.wait()?;
-        for early in Request::wait_all(early) {
-            early?;
-        }
+        Request::wait_all(early)?;
     }
     Ok(())
 }
@@ -198,10 +196,9 @@ fn dot_products(comm: &Comm) -> Done {
 
 fn many_barriers(comm: &Comm) -> Done {
     let barriers: Vec<_> = (0..10).map(|_| comm.start_barrier()).collect::<phalanx::Result<_>>()?;
-    for barrier in Request::wait_all(barriers) {
-        barrier?;
-    }
-    let mut barriers: Vec<_> = (0..5).map(|_| comm.start_barrier()).collect::<phalanx::Result<_>>()?;
+    Request::wait_all(barriers)?;
+    let barriers = (0..5).map(|_| comm.start_barrier().map(Some));
+    let mut barriers = barriers.collect::<phalanx::Result<Vec<_>>>()?;
     while let Some((_, barrier)) = Request::wait_any(&mut barriers) {
         barrier?;
     }
@@ -230,16 +227,15 @@ fn packed(comm: &Comm) -> Done {
     Ok(())
 }
 
-/// One buffer that is sent and received into, there as a copy.
+/// One buffer that is sent and received into.
 fn replaced(comm: &Comm) -> Done {
     let (rank, (next, previous)) = (comm.rank(), around(comm));
     let mut buffer = vec![rank as i32; 5000];
     let sent = buffer.clone();
-    comm.send_recv(&sent, next, &mut buffer, previous)?;
+    comm.send_recv_in_place(&mut buffer, next, previous)?;
     same("replaced", buffer == vec![previous as i32; 5000], true)?;
     // Both ways: what comes back is what was sent.
-    let again = buffer.clone();
-    comm.send_recv(&again, previous, &mut buffer, next)?;
+    comm.send_recv_in_place(&mut buffer, previous, next)?;
     same("and back", buffer, sent)?;
     Ok(())
 }

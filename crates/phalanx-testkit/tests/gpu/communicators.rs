@@ -2,7 +2,7 @@
 
 use crate::releases::is_since;
 use crate::world::{DEADLINE, both, done, download, expect, launch, must, stream, upload, value, values};
-use libtest_mimic::Trial;
+use libtest_mimic::{Failed, Trial};
 use phalanx::cudarc::driver::{CudaContext, DevicePtr};
 use phalanx::nccl::{CollectiveConfig, Config};
 use phalanx::{BackendKind, Comm, DType, Error, ReduceOp};
@@ -36,12 +36,30 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
     trials.push(unique_ids.only_if(gpus >= 2, "it takes two GPUs"));
     let non_blocking = Trial::test("non_blocking", move || non_blocking(gpus));
     trials.push(non_blocking.only_if(gpus >= 2, "it takes two GPUs"));
+    let first = Trial::test("try_run_answers_the_first_error", the_first_error);
+    trials.push(first.only_if(gpus >= 2, "it takes two GPUs"));
     trials
 }
 
+/// Rank 0 fails because rank 1 has left, and may return earlier than that one, which ends NCCL's communicator first.
+fn the_first_error() -> Result<(), Failed> {
+    let ran = Comm::builder().backend(BackendKind::Nccl).timeout(DEADLINE / 2).try_run(2, |comm| {
+        let other = comm.duplicate()?;
+        if comm.rank() == 1 {
+            return Err(Box::<dyn std::error::Error + Send + Sync>::from("rank 1 cannot read its data"));
+        }
+        let mut buffer = upload(&comm, &[1.0f32; 100])?;
+        other.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+        Ok(other.sync()?)
+    });
+    assert_eq!(ran.expect_err("rank 1 fails").to_string(), "rank 1 cannot read its data");
+    Ok(())
+}
+
 fn identity(comm: Comm, _: &[String]) -> Outcome {
-    let gpus = CudaContext::device_count().map_err(|error| error.to_string())? as usize;
-    let gpu = comm.rank() % gpus;
+    let gpus = must("gpus", phalanx::nccl::gpus())?;
+    assert_eq!(CudaContext::device_count(), Ok(gpus.len() as i32));
+    let gpu = comm.rank() % gpus.len();
     assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Nccl, Some(gpu)));
     let nccl = comm.nccl().ok_or("the backend's own features")?;
     assert!(nccl.version().starts_with("2.") && !nccl.raw_handle().is_null());

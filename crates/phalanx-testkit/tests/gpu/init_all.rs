@@ -31,7 +31,7 @@ fn init_all_by_environment() -> Result<(), Failed> {
 }
 
 fn init_all_as_told(_: &[String]) -> Outcome {
-    let comms = must("init_all", phalanx::nccl::init_all(&[0, 1]))?;
+    let comms = must("init_all", phalanx::nccl::init_all([0, 1]))?;
     let mut buffers = Vec::new();
     for comm in &comms {
         assert_eq!(comm.timeout(), Duration::from_secs(7));

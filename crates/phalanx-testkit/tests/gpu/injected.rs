@@ -274,7 +274,7 @@ fn everything(_: &[String]) -> Outcome {
 fn exercise() -> Result<(), Box<dyn std::error::Error>> {
     let comm = phalanx::init()?;
     let (rank, ranks) = (comm.rank(), comm.world_size());
-    let stream = comm.cuda_stream().ok_or("a GPU")?.clone();
+    let stream = must("stream", comm.cuda_stream())?.clone();
     let of = |rank, len| values::<f32>(rank, len);
     let sum = |index: usize| (0..ranks).map(|rank| value(rank, index)).sum::<i32>() as f32;
     let mut buffer = stream.clone_htod(&of(rank, 1000))?;

@@ -34,8 +34,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
 /// One thread that drives all ranks cannot make windows, for which they meet, and gets registered memory; of
 /// what it asks for, it is told.
 fn one_thread(gpus: usize) -> Result<(), Failed> {
-    let devices: Vec<usize> = (0..gpus).collect();
-    let comms = must("init_all", phalanx::nccl::init_all(&devices))?;
+    let comms = must("init_all", phalanx::nccl::init_all(0..gpus))?;
     let mut buffers = Vec::new();
     for comm in &comms {
         comm.set_timeout(Duration::from_secs(5));

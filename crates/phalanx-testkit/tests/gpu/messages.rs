@@ -49,6 +49,14 @@ fn ring(comm: Comm, _: &[String]) -> Outcome {
         let mut host = vec![7.0f32; len];
         must("to host", comm.send_recv(&send, right, &mut host, left))?;
         expect("to host", &host, |index| value(left, index) as f32)?;
+        // On to the next: what it was sent comes from two ranks to the left.
+        must("in place", comm.send_recv_in_place(&mut host, right, left))?;
+        expect("in place", &host, |index| value((left + ranks - 1) % ranks, index) as f32)?;
+        let refused = comm.send_recv_in_place(&mut recv, right, left).unwrap_err();
+        assert!(
+            matches!(refused, Error::Unsupported(_)) && refused.to_string().contains("send_recv "),
+            "{refused}"
+        );
     }
     done()
 }
@@ -193,8 +201,7 @@ fn beside_collectives(comm: Comm, _: &[String]) -> Outcome {
 }
 
 fn one_thread(gpus: usize) -> Result<(), Failed> {
-    let devices: Vec<usize> = (0..gpus).collect();
-    let comms = must("init_all", init_all(&devices))?;
+    let comms = must("init_all", init_all(0..gpus))?;
     let send: Vec<_> =
         comms.iter().map(|comm| upload(comm, &values::<f32>(comm.rank(), 4099))).collect::<Result<_, _>>()?;
     let mut recv: Vec<_> =
@@ -218,8 +225,7 @@ fn one_thread(gpus: usize) -> Result<(), Failed> {
 /// What one thread that drives all ranks would wait for in vain is refused at once, and harms nothing: groups
 /// work before and afterwards, and everything does in threads of their own.
 fn waits_for_itself(gpus: usize) -> Result<(), Failed> {
-    let devices: Vec<usize> = (0..gpus).collect();
-    let mut comms = must("init_all", init_all(&devices))?;
+    let mut comms = must("init_all", init_all(0..gpus))?;
     let mut buffers: Vec<_> =
         comms.iter().map(|comm| upload(comm, &[1.0f32; 100])).collect::<Result<_, _>>()?;
     for comm in &comms {

@@ -201,7 +201,7 @@ fn configured(comm: Comm, _: &[String]) -> Outcome {
     let mut own = upload(&comm, &values::<f32>(7, lens[rank]))?;
     let vectors = send.slice(..lens.iter().sum::<usize>());
     must("reduce_scatter_v", comm.reduce_scatter_v(&vectors, &mut own, &lens, ReduceOp::Sum))?;
-    let stream = comm.cuda_stream().ok_or("a stream")?.context().new_stream().map_err(|e| e.to_string())?;
+    let stream = must("stream", comm.cuda_stream())?.context().new_stream().map_err(|e| e.to_string())?;
     let elsewhere = must("on another stream", comm.on(&stream))?;
     let in_group = elsewhere.group(|group| {
         group.all_reduce(&send, &mut all, ReduceOp::Sum)?;
@@ -266,7 +266,7 @@ fn ends(_: &[String]) -> Outcome {
     };
     let builder = || Comm::builder().backend(BackendKind::Nccl);
     let since = Instant::now();
-    let mut comms = must("init_all", phalanx::nccl::init_all(&[0, 1, 2]))?;
+    let mut comms = must("init_all", phalanx::nccl::init_all(0..3))?;
     comms.swap(0, 1);
     drop(comms);
     timed("dropping all from one thread", since)?;

@@ -487,7 +487,7 @@ fn current_device(comm: Comm, _: &[String]) -> Outcome {
 
 /// Memory of another GPU, or of the wrong kind, is refused before anything is enqueued.
 fn wrong_memory(gpus: usize) -> Result<(), String> {
-    let mut comms = must("init_all", phalanx::nccl::init_all(&[0, 1]))?;
+    let mut comms = must("init_all", phalanx::nccl::init_all([0, 1]))?;
     assert!(gpus >= 2);
     let mut foreign = upload(&comms[1], &[1.0f32; 10])?;
     let refused = comms[0].all_reduce_in_place(&mut foreign, ReduceOp::Sum).unwrap_err();

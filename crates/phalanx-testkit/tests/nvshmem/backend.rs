@@ -98,12 +98,12 @@ fn together(launch: Launch) -> Result<(), String> {
 const LENGTHS: [usize; 4] = [1, 17, 1000, 30_001];
 
 fn upload<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<CudaSlice<T>, String> {
-    let stream = comm.cuda_stream().ok_or("no stream")?;
+    let stream = must("stream", comm.cuda_stream())?;
     stream.clone_htod(values).context(|| "upload".into())
 }
 
 fn download<T: Number + DeviceRepr>(comm: &Comm, view: &CudaView<'_, T>) -> Result<Vec<T>, String> {
-    let values = comm.cuda_stream().ok_or("no stream")?.clone_dtoh(view).context(|| "download".into())?;
+    let values = must("stream", comm.cuda_stream())?.clone_dtoh(view).context(|| "download".into())?;
     must("sync", comm.sync())?;
     Ok(values)
 }
@@ -111,7 +111,7 @@ fn download<T: Number + DeviceRepr>(comm: &Comm, view: &CudaView<'_, T>) -> Resu
 fn symmetric<T: Number + DeviceRepr>(comm: &Comm, values: &[T]) -> Result<Buffer<T>, String> {
     let nvshmem = comm.nvshmem().ok_or("another backend")?;
     let mut buffer = must("alloc", nvshmem.alloc::<T>(values.len()))?;
-    let stream = comm.cuda_stream().ok_or("no stream")?;
+    let stream = must("stream", comm.cuda_stream())?;
     stream.memcpy_htod(values, &mut buffer.view_mut()).context(|| "upload".into())?;
     Ok(buffer)
 }
@@ -337,7 +337,7 @@ fn streams(comm: Comm, _: &[String]) -> Outcome {
     });
     let error = capture.map(drop).unwrap_err();
     assert!(error.to_string().contains("nvshmem") && matches!(error, Error::Unsupported(_)), "{error}");
-    let stream = comm.cuda_stream().ok_or("no stream")?.context().new_stream().context(|| "stream".into())?;
+    let stream = must("stream", comm.cuda_stream())?.context().new_stream().context(|| "stream".into())?;
     let mut buffer = symmetric(&comm, &values::<f32>(rank, 1000))?;
     for round in 0..20 {
         if round % 2 == 0 {
@@ -382,7 +382,7 @@ fn parts(comm: Comm, _: &[String]) -> Outcome {
 fn portable(comm: Comm, _: &[String]) -> Outcome {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let mut buffer = symmetric(&comm, &values::<f32>(rank, 1000))?;
-    let stream = comm.cuda_stream().ok_or("no stream")?.clone();
+    let stream = must("stream", comm.cuda_stream())?.clone();
     let address = buffer.device_ptr();
     stream.synchronize().context(|| "synchronize".into())?;
     let comm = comm.into_raw_communicator();
@@ -442,7 +442,7 @@ fn mismatch(comm: Comm, _: &[String]) -> Outcome {
     assert!(matches!(error, Error::Mismatch(_)) && error.is_fatal(), "{error}");
     let again = refused("barrier", comm.barrier(), &["100", "101"])?;
     assert_eq!(again.to_string(), error.to_string());
-    let values = comm.cuda_stream().ok_or("no stream")?.clone_dtoh(&buffer).context(|| "download".into())?;
+    let values = must("stream", comm.cuda_stream())?.clone_dtoh(&buffer).context(|| "download".into())?;
     expect("nothing moved", &values, |_| 7.0)?;
     Ok(String::new())
 }

@@ -28,7 +28,7 @@ impl<T> DeviceRepr for T {}
 
 /// The stream that buffers are made on.
 pub fn stream(comm: &Comm) -> &hip::Stream {
-    comm.hip_stream().expect("a communicator on an AMD GPU")
+    comm.hip_stream().expect("a communicator on a GPU")
 }
 
 /// Another stream of its GPU.

@@ -229,7 +229,7 @@ fn portable_events(comm: Comm, _: &[String]) -> Outcome {
 
 /// Memory of another GPU, or of the wrong kind, is refused before anything is enqueued.
 fn wrong_memory() -> Result<(), String> {
-    let comms = must("init_all", phalanx::rccl::init_all(&[0, 1]))?;
+    let comms = must("init_all", phalanx::rccl::init_all([0, 1]))?;
     let mut foreign = upload(&comms[1], &[1.0f32; 10])?;
     let refused = comms[0].all_reduce_in_place(&mut foreign, ReduceOp::Sum).unwrap_err();
     assert!(
@@ -241,6 +241,6 @@ fn wrong_memory() -> Result<(), String> {
     let host = must("host", Comm::builder().backend(phalanx::BackendKind::Host).run(1, |comm| comm))?;
     let refused = host[0].all_reduce_in_place(&mut foreign, ReduceOp::Sum).unwrap_err();
     assert!(refused.to_string().contains("host memory"), "{refused}");
-    assert!(comms[0].nccl().is_none() && comms[0].cuda_stream().is_none() && host[0].rccl().is_none());
+    assert!(comms[0].nccl().is_none() && comms[0].cuda_stream().is_err() && host[0].rccl().is_none());
     Ok(())
 }

@@ -28,7 +28,9 @@ fn sum(ranks: usize, index: usize) -> f32 {
 
 fn describes_itself(comm: Comm, _: &[String]) -> Outcome {
     assert_eq!((comm.backend(), comm.gpu()), (BackendKind::Rccl, Some(comm.rank())));
-    assert!(comm.nccl().is_none() && comm.cuda_stream().is_none());
+    assert!(comm.nccl().is_none());
+    let refused = comm.cuda_stream().unwrap_err().to_string();
+    assert!(refused.contains("of the backend rccl; take its `hip_stream`"), "{refused}");
     let rccl = comm.rccl().ok_or("the backend's own features")?;
     assert!(rccl.version().starts_with("2.") && !rccl.raw_handle().is_null());
     assert!(rccl.library().to_string_lossy().contains("rccl"), "{:?}", rccl.library());

@@ -4,7 +4,7 @@ use crate::flavour::NEWEST;
 use crate::world::must;
 use libtest_mimic::{Failed, Trial};
 use phalanx::rccl::Config;
-use phalanx::{BackendKind, Comm, Error, ReduceOp, hip};
+use phalanx::{BackendKind, Comm, Error, ReduceOp, UsageError, hip, rccl};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::Emulated;
 use phalanx_testkit::processes::Launch;
@@ -78,7 +78,7 @@ fn loses_a_device(_: &[String]) -> Outcome {
 /// Memory then comes from `hipMalloc`; what needs a pool says so.
 fn has_no_pools(_: &[String]) -> Outcome {
     alone(|comm| -> Result<(), String> {
-        let stream = comm.hip_stream().ok_or("a stream")?;
+        let stream = must("stream", comm.hip_stream())?;
         let mut buffer = must("upload", stream.clone_htod(&[1.0f32; 100]))?;
         must("all_reduce", comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
         assert_eq!(must("download", stream.clone_dtoh(&buffer))?, [1.0; 100]);
@@ -95,7 +95,12 @@ fn has_no_pools(_: &[String]) -> Outcome {
 }
 
 fn has_no_gpu(_: &[String]) -> Outcome {
-    assert_eq!(must("device_count", hip::device_count())?, 0);
+    assert_eq!((must("device_count", hip::device_count())?, must("gpus", rccl::gpus())?), (0, 0..0));
+    let error = rccl::init_all(0..0).unwrap_err();
+    assert!(
+        matches!(&error, Error::Usage(usage) if matches!(**usage, UsageError::WorldSize { .. })),
+        "{error}"
+    );
     let error = Comm::builder().backend(BackendKind::Rccl).run(1, |_| ()).unwrap_err();
     assert!(error.to_string().contains("HIP_VISIBLE_DEVICES"), "{error}");
     assert!(hip::Device::new(0).is_err());
@@ -145,7 +150,7 @@ fn is_of_rocm_5(_: &[String]) -> Outcome {
 }
 
 fn lacks_a_function_of_hip(_: &[String]) -> Outcome {
-    let error = hip::device_count().unwrap_err();
+    let error = rccl::gpus().unwrap_err();
     assert!(
         error.to_string().contains("hipMemsetAsync") && error.to_string().contains("PHALANX_HIP_LIB"),
         "{error}"

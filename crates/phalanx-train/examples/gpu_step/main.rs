@@ -88,7 +88,7 @@ fn options() -> Result<Options> {
 fn main() -> Result<()> {
     let options = options()?;
     let comm = phalanx::init()?;
-    let gpu = Gpu::new(comm.cuda_stream().ok_or("ranks with GPUs are needed: see --help")?)?;
+    let gpu = Gpu::new(comm.cuda_stream()?)?;
     let network = Network::new(&gpu, &options, comm.rank())?;
     match (options.mode.as_str(), options.precision.as_str()) {
         ("ddp", "mixed") => measure(&comm, &options, &mut Replicated::<f32>::new(&comm, network)?),

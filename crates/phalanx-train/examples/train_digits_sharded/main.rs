@@ -63,7 +63,7 @@ fn main() -> Result<()> {
         }
     }
     let ranks = options.ranks.unwrap_or(2);
-    phalanx::run(ranks, |comm| train(comm, &options.folder))?.into_iter().collect()
+    phalanx::try_run(ranks, |comm| train(comm, &options.folder)).map(drop)
 }
 
 /// One rank's training, over losses of other ranks.

@@ -4,7 +4,7 @@
 //! use phalanx_train::buckets::{GradientBuckets, Parameter, Settings};
 //! use phalanx_train::device::Host;
 //!
-//! let means = phalanx::run(2, |comm| {
+//! let means = phalanx::try_run(2, |comm| {
 //!     let parameters = [Parameter::new::<f32>("bias", 1), Parameter::new::<f32>("weight", 2)];
 //!     let mut buckets = GradientBuckets::new(&comm, &Host, &parameters, Settings::default())?;
 //!     for _step in 0..3 {
@@ -18,9 +18,7 @@
 //!     buckets.read("weight", &mut &mut weight[..])?;
 //!     Ok::<_, phalanx_train::Error>(weight)
 //! })?;
-//! for mean in means {
-//!     assert_eq!(mean?, [1.0, 2.0]);
-//! }
+//! assert_eq!(means, [[1.0, 2.0]; 2]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -6,7 +6,7 @@
 //! # let folder = std::env::temp_dir().join(format!("phalanx-checkpoint-{}", std::process::id()));
 //!
 //! // Two ranks save a weight of 4 elements, of which each has a half.
-//! let results = phalanx::run(2, |comm| {
+//! phalanx::try_run(2, |comm| -> phalanx_train::Result<()> {
 //!     let half = [comm.rank() as f32; 2];
 //!     let mut saver = Saver::new(&comm, &folder)?.keep(3);
 //!     let mut state = State::new();
@@ -16,7 +16,6 @@
 //!     saver.save(100, state)?; // a copy; the files are written while training goes on
 //!     saver.finish()
 //! })?;
-//! results.into_iter().collect::<Result<Vec<()>, _>>()?;
 //!
 //! // One rank reads what it needs.
 //! let checkpoint = Checkpoint::latest(&folder)?.expect("one was saved");

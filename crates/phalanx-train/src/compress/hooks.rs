@@ -42,7 +42,7 @@ fn quantized_sum<D: Quantize, A: Number>(
 /// use phalanx_train::compress::PowerSgdHook;
 /// use phalanx_train::device::Host;
 ///
-/// let means = phalanx::run(2, |comm| {
+/// let means = phalanx::try_run(2, |comm| {
 ///     let parameters = [Parameter::new::<f32>("bias", 2), Parameter::new::<f32>("weight", 4)];
 ///     let mut buckets = GradientBuckets::new(&comm, &Host, &parameters, Settings::default())?;
 ///     let hook = PowerSgdHook::<_, f32>::new(&Host, &[("weight", 2, 2)], 1, 7)?;
@@ -56,7 +56,7 @@ fn quantized_sum<D: Quantize, A: Number>(
 ///     Ok::<_, phalanx_train::Error>(weight)
 /// })?;
 /// for mean in means {
-///     for (number, expected) in mean?.iter().zip([2.0, 4.0, 4.0, 8.0f32]) {
+///     for (number, expected) in mean.iter().zip([2.0, 4.0, 4.0, 8.0f32]) {
 ///         assert!((number - expected).abs() < 1e-5);
 ///     }
 /// }

@@ -5,7 +5,7 @@
 //! use phalanx_train::expert::Experts;
 //!
 //! // Two ranks with an expert each: expert 0 doubles a token, expert 1 negates it.
-//! let outputs = phalanx::run(2, |comm| {
+//! let outputs = phalanx::try_run(2, |comm| {
 //!     let experts = Experts::new(&comm, 2)?;
 //!     let tokens = [1.0f32, 2.0, 3.0, 4.0]; // two tokens of two numbers
 //!     let chosen = [0, 1]; // the first token goes to expert 0, the second to expert 1
@@ -18,9 +18,7 @@
 //!     }
 //!     Ok::<_, phalanx_train::Error>(routing.combine(&comm, &Host, 2, &&rows[..])?.output)
 //! })?;
-//! for output in outputs {
-//!     assert_eq!(output?, [2.0, 4.0, -1.5, -2.0]);
-//! }
+//! assert_eq!(outputs, [[2.0, 4.0, -1.5, -2.0]; 2]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -3,7 +3,7 @@
 //! ```
 //! use phalanx_train::mesh::{Axis, Mesh, Placement, Plan};
 //!
-//! let sums = phalanx::run(4, |comm| {
+//! let sums = phalanx::try_run(4, |comm| {
 //!     // Ranks 0 and 1 share one copy of the model, ranks 2 and 3 another.
 //!     let mesh = Mesh::new(&comm, &[(Axis::Data, 2), (Axis::Tensor, 2)])?;
 //!     let plan = Plan::new().rule("layers.*.up.weight", &[(Axis::Tensor, Placement::Split(0))]);
@@ -19,9 +19,7 @@
 //!     mesh.world().all_reduce_in_place(&mut elements, phalanx::ReduceOp::Sum)?;
 //!     Ok::<_, phalanx_train::Error>(elements[0])
 //! })?;
-//! for sum in sums {
-//!     assert_eq!(sum?, 10);
-//! }
+//! assert_eq!(sums, [10; 4]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -26,14 +26,14 @@
 //!     }
 //! }
 //!
-//! let gradients = phalanx::run(2, |comm| {
+//! let gradients = phalanx::try_run(2, |comm| {
 //!     let pipeline = Pipeline::new(&comm, Schedule::one_forward_one_backward(2, 3)?)?;
 //!     let mut layer = Layer { weight: [2.0, 5.0][comm.rank()], inputs: vec![Vec::new(); 3], gradient: 0.0 };
 //!     pipeline.run(&comm, &Host, &mut layer, |_micro, _stage| 1)?;
 //!     Ok::<_, phalanx_train::Error>(layer.gradient)
 //! })?;
 //! // Inputs 1, 2, 3: the loss is 2 · 5 · 6.
-//! assert_eq!(gradients.into_iter().collect::<Result<Vec<_>, _>>()?, [30.0, 12.0]);
+//! assert_eq!(gradients, [30.0, 12.0]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

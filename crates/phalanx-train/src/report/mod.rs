@@ -4,14 +4,13 @@
 //! use phalanx::ReduceOp;
 //! use phalanx_train::report::StepTimer;
 //!
-//! let reports = phalanx::run(2, |comm| {
+//! let reports = phalanx::try_run(2, |comm| {
 //!     let mut timer = StepTimer::begin();
 //!     let mut gradient = vec![1.0f32; 1000]; // computed here
 //!     timer.communicating(|| comm.all_reduce_in_place(&mut gradient, ReduceOp::Avg))?;
 //!     timer.end(&comm, 0, 32)
 //! })?;
 //! for report in reports {
-//!     let report = report?;
 //!     assert_eq!(report.samples, 64);
 //!     println!("{report}"); // step 0: 1.2 ms, 53333 samples/s, computing 0.9 ms, …
 //! }

@@ -5,7 +5,7 @@
 //! use phalanx_train::optimizer::Sgd;
 //! use phalanx_train::sharding::{FlatLayout, Reduction, ShardedGroup};
 //!
-//! let results = phalanx::run(2, |comm| {
+//! let results = phalanx::try_run(2, |comm| {
 //!     let layout = FlatLayout::new(&[("weight", [2, 2]), ("bias", [2, 1])], comm.world_size())?;
 //!     let mut initial = vec![1.0f32; layout.len()]; // the same on every rank
 //!     initial[6..].fill(0.0); // padding
@@ -18,9 +18,7 @@
 //!     group.step(&optimizer, 1.0)?;
 //!     Ok::<_, phalanx_train::Error>(group.gather(&comm)?[..6].to_vec())
 //! })?;
-//! for result in results {
-//!     assert_eq!(result?, [0.25; 6]); // 1 - 0.5 * (1 + 2) / 2
-//! }
+//! assert_eq!(results, [[0.25; 6]; 2]); // 1 - 0.5 * (1 + 2) / 2
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -5,16 +5,14 @@
 //! use phalanx_train::tensor::{ColumnParallel, RowParallel};
 //!
 //! // y = W₂ (W₁ x), with two rows of W₁ and two columns of W₂, of which each rank has one.
-//! let outputs = phalanx::run(2, |comm| {
+//! let outputs = phalanx::try_run(2, |comm| {
 //!     let up = ColumnParallel { inputs: 2, outputs: 1, weight: [vec![1.0, 2.0], vec![3.0, 4.0]][comm.rank()].clone(), bias: None };
 //!     let down = RowParallel { inputs: 1, outputs: 2, weight: [vec![1.0, 0.0], vec![0.0, 1.0]][comm.rank()].clone(), bias: Some(vec![0.5, 0.5]) };
 //!     let x = [1.0f64, 1.0]; // one row, the same on both ranks
 //!     let hidden = up.forward(&Host, &&x[..])?;
 //!     down.forward(&comm, &Host, &&hidden[..])
 //! })?;
-//! for output in outputs {
-//!     assert_eq!(output?, [3.5, 7.5]);
-//! }
+//! assert_eq!(outputs, [[3.5, 7.5]; 2]);
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 //!

@@ -44,7 +44,7 @@ impl Results {
 
 /// The GPU of a communicator.
 pub fn gpu(comm: &Comm) -> Result<Gpu> {
-    Gpu::new(comm.cuda_stream().ok_or_else(|| Error::Usage("a rank without a GPU".into()))?)
+    Gpu::new(comm.cuda_stream()?)
 }
 
 /// An error that names the first difference.

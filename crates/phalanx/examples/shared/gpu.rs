@@ -16,7 +16,7 @@ pub fn on_ranks(name: &str, f: impl Fn(Comm) -> Result<()> + Sync) -> ExitCode {
         let ranks = std::env::args().nth(1).filter(|argument| !argument.starts_with("--"));
         let ranks = ranks.map_or(Ok(2), |text| text.parse());
         let ranks = ranks.map_err(|error| format!("the number of ranks: {error}"))?;
-        builder.run(ranks, &f)?.into_iter().collect()
+        builder.try_run(ranks, &f).map(drop)
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -15,7 +15,7 @@ pub fn on_ranks(name: &str, f: impl Fn(Comm, &[String]) -> Result<()> + Sync) ->
         if phalanx::choose()?.launcher.is_some() {
             return f(phalanx::init()?, others);
         }
-        phalanx::run(number("ranks", ranks)?, |comm| f(comm, others))?.into_iter().collect()
+        phalanx::try_run(number("ranks", ranks)?, |comm| f(comm, others)).map(drop)
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -48,7 +48,7 @@ fn run(options: &Options) -> Result<()> {
         }
     }
     let ranks = options.ranks.unwrap_or(2);
-    phalanx::run(ranks, |comm| one_rank(comm, options))?.into_iter().collect()
+    phalanx::try_run(ranks, |comm| one_rank(comm, options)).map(drop)
 }
 
 fn one_rank(mut comm: Comm, options: &Options) -> Result<()> {

@@ -17,7 +17,7 @@ const MOMENTUM: f32 = 0.9;
 /// Trains, and checks that all ranks have the same network at the end, bit for bit. Answers with the share of the held-out
 /// images whose class is found.
 pub fn train(comm: &Comm, data: &Digits, epochs: usize) -> Result<f32> {
-    let stream = comm.cuda_stream().ok_or("a communicator on a GPU")?;
+    let stream = comm.cuda_stream()?;
     let (learnt, held_out) = (Images::new(stream, &data.learnt)?, Images::new(stream, &data.held_out)?);
     let mut network = Network::new(stream, held_out.len.max(BATCH))?;
     let mut order: Vec<i32> = (0..learnt.len as i32).collect();
@@ -60,7 +60,7 @@ fn share(batch: Range<usize>, rank: usize, ranks: usize) -> Range<usize> {
 
 /// An error unless every rank holds the same bits.
 fn check_all_equal(comm: &Comm, network: &Network) -> Result<()> {
-    let stream = comm.cuda_stream().ok_or("a communicator on a GPU")?;
+    let stream = comm.cuda_stream()?;
     let mut all = stream.alloc_zeros::<f32>(PARAMETERS * comm.world_size())?;
     comm.all_gather(&network.parameters, &mut all)?;
     comm.sync()?;

@@ -145,6 +145,7 @@ impl Builder {
     /// # Errors
     /// [`init`](Builder::init) answers the same errors as for [`place`](Builder::place); at rank 0 also
     /// [`UsageError::Setting`](crate::UsageError::Setting) for an id of [`UniqueId::listen`] that another process made, or that was used before.
+    #[doc(alias("ncclCommInitRank", "ncclCommInitRankConfig"))]
     pub fn unique_id(mut self, id: &UniqueId, rank: usize, world_size: usize) -> Builder {
         self.place = Some((rank, world_size, id.job()));
         self.store = id.store().map(|(address, token)| StoreAddress {

@@ -25,14 +25,13 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let mut gradients = [vec![1.0f32; 3], vec![2.0; 5], vec![]];
     ///     comm.all_reduce_coalesced(&mut gradients, phalanx::ReduceOp::Sum)?;
     ///     assert_eq!(gradients, [vec![2.0; 3], vec![4.0; 5], vec![]]);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///

@@ -21,19 +21,21 @@ macro_rules! collectives {
             ///
             /// ```
             /// # fn main() -> phalanx::Result<()> {
-            /// let sums = phalanx::run(3, |comm| -> phalanx::Result<i32> {
+            /// let sums = phalanx::try_run(3, |comm| -> phalanx::Result<i32> {
             ///     let mut sum = [0];
             ///     comm.all_reduce(&[comm.rank() as i32], &mut sum, phalanx::ReduceOp::Sum)?;
             ///     Ok(sum[0])
             /// })?;
-            /// assert!(sums.into_iter().all(|sum| sum.unwrap() == 3));
+            /// assert_eq!(sums, [3, 3, 3]);
             /// # Ok(())
             /// # }
             /// ```
+            #[doc(alias("MPI_Allreduce", "ncclAllReduce"))]
             all_reduce<S, R>(send, recv, op) |comm|
                 comm.out_of_place(comm.shape().all_reduce(send.len(), recv.output_len())?.reducing(op), send, recv);
 
             /// [`all_reduce`](Comm::all_reduce) of one buffer.
+            #[doc(alias = "MPI_IN_PLACE")]
             all_reduce_in_place<R>(buf, op) |comm|
                 comm.in_place(comm.shape().whole(Operation::AllReduce, buf.len()).reducing(op), buf);
 
@@ -41,10 +43,12 @@ macro_rules! collectives {
             ///
             /// `recv` has the same length on every rank; `send` is read at the root only, where it has that length
             /// too (others may pass `&[]`). `ncclBroadcast`, `MPI_Bcast`.
+            #[doc(alias("MPI_Bcast", "ncclBroadcast"))]
             broadcast<S, R>(send, recv, root) |comm|
                 comm.out_of_place(comm.shape().broadcast(send.len(), recv.output_len(), root)?, send, recv);
 
             /// [`broadcast`](Comm::broadcast) of one buffer: read at the root, written elsewhere.
+            #[doc(alias = "ncclBcast")]
             broadcast_in_place<R>(buf, root) |comm|
                 comm.in_place(comm.shape().whole_in_place(Operation::Broadcast, buf.len(), root)?, buf);
 
@@ -52,6 +56,7 @@ macro_rules! collectives {
             ///
             /// `recv` is used at the root only, where `recv.len() == send.len()` (others may pass `&mut []`).
             /// `ncclReduce`, `MPI_Reduce`.
+            #[doc(alias("MPI_Reduce", "ncclReduce"))]
             reduce<S, R>(send, recv, op, root) |comm|
                 comm.out_of_place(comm.shape().reduce(send.len(), recv.output_len(), root)?.reducing(op), send, recv);
 
@@ -66,17 +71,18 @@ macro_rules! collectives {
             ///
             /// ```
             /// # fn main() -> phalanx::Result<()> {
-            /// let firsts = phalanx::run(3, |comm| -> phalanx::Result<u64> {
+            /// let firsts = phalanx::try_run(3, |comm| -> phalanx::Result<u64> {
             ///     // Each rank has some lines of a file. Which number has its first?
             ///     let lines = 10 + comm.rank() as u64;
             ///     let mut end = [0];
             ///     comm.scan(&[lines], &mut end, phalanx::ReduceOp::Sum)?;
             ///     Ok(end[0] - lines)
             /// })?;
-            /// assert_eq!(firsts.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [0, 10, 21]);
+            /// assert_eq!(firsts, [0, 10, 21]);
             /// # Ok(())
             /// # }
             /// ```
+            #[doc(alias = "MPI_Scan")]
             scan<S, R>(send, recv, op) |comm|
                 comm.out_of_place(comm.shape().scan(Operation::Scan, send.len(), recv.output_len())?.reducing(op), send, recv);
 
@@ -88,6 +94,7 @@ macro_rules! collectives {
             /// stays as it was.
             ///
             /// Otherwise as [`scan`](Comm::scan). `MPI_Exscan`.
+            #[doc(alias = "MPI_Exscan")]
             exclusive_scan<S, R>(send, recv, op) |comm|
                 comm.out_of_place(comm.shape().scan(Operation::ExclusiveScan, send.len(), recv.output_len())?.reducing(op), send, recv);
 
@@ -98,6 +105,7 @@ macro_rules! collectives {
             /// Concatenates all ranks' buffers in rank order; every rank gets the result.
             ///
             /// `recv.len() == world_size × send.len()`. `ncclAllGather`, `MPI_Allgather`.
+            #[doc(alias("MPI_Allgather", "ncclAllGather", "all_gather_into_tensor"))]
             all_gather<S, R>(send, recv) |comm|
                 comm.out_of_place(comm.shape().all_gather(send.len(), recv.output_len())?, send, recv);
 
@@ -109,6 +117,7 @@ macro_rules! collectives {
             ///
             /// `counts` has every rank's length, the same list on every rank; `send.len() == counts[rank]`,
             /// `recv.len()` is their sum. `MPI_Allgatherv`.
+            #[doc(alias = "MPI_Allgatherv")]
             all_gather_v<S, R>(send, recv, counts) |comm|
                 comm.out_of_place(comm.shape().all_gather_v(send.len(), recv.output_len(), counts)?, send, recv);
 
@@ -120,6 +129,7 @@ macro_rules! collectives {
             /// Combines all ranks' buffers; each rank gets its block of the result.
             ///
             /// `send.len() == world_size × recv.len()`. `ncclReduceScatter`, `MPI_Reduce_scatter_block`.
+            #[doc(alias("MPI_Reduce_scatter_block", "ncclReduceScatter", "reduce_scatter_tensor"))]
             reduce_scatter<S, R>(send, recv, op) |comm|
                 comm.out_of_place(comm.shape().reduce_scatter(send.len(), recv.output_len())?.reducing(op), send, recv);
 
@@ -132,6 +142,7 @@ macro_rules! collectives {
             ///
             /// `counts` has every rank's length, the same list on every rank; `recv.len() == counts[rank]`,
             /// `send.len()` is their sum. `MPI_Reduce_scatter`.
+            #[doc(alias = "MPI_Reduce_scatter")]
             reduce_scatter_v<S, R>(send, recv, counts, op) |comm|
                 comm.out_of_place(comm.shape().reduce_scatter_v(send.len(), recv.output_len(), counts)?.reducing(op), send, recv);
 
@@ -143,6 +154,7 @@ macro_rules! collectives {
             /// Exchanges blocks between all ranks: block `j` of rank `i` becomes block `i` of rank `j`.
             ///
             /// `send.len() == recv.len()`, a multiple of the number of ranks. `ncclAlltoAll`, `MPI_Alltoall`.
+            #[doc(alias("MPI_Alltoall", "ncclAlltoAll", "all_to_all_single"))]
             all_to_all<S, R>(send, recv) |comm|
                 comm.out_of_place(comm.shape().all_to_all(send.len(), recv.output_len())?, send, recv);
 
@@ -154,6 +166,7 @@ macro_rules! collectives {
             ///
             /// `send_counts[j]` elements go to rank `j`, and `recv_counts[i]` come from rank `i`. The latter must equal rank `i`'s
             /// `send_counts` for this rank. `MPI_Alltoallv`.
+            #[doc(alias = "MPI_Alltoallv")]
             all_to_all_v<S, R>(send, send_counts, recv, recv_counts) |comm|
                 comm.out_of_place(comm.shape().all_to_all_v(send.len(), send_counts, recv.output_len(), recv_counts)?, send, recv);
 
@@ -170,6 +183,7 @@ macro_rules! collectives {
             ///
             /// `recv` is used at the root only, where `recv.len() == world_size × send.len()` (others may pass
             /// `&mut []`). `ncclGather`, `MPI_Gather`.
+            #[doc(alias("MPI_Gather", "ncclGather"))]
             gather<S, R>(send, recv, root) |comm|
                 comm.out_of_place(comm.shape().gather(send.len(), recv.output_len(), root)?, send, recv);
 
@@ -180,6 +194,7 @@ macro_rules! collectives {
 
             /// [`gather`](Comm::gather) of blocks of different lengths: `counts` as in
             /// [`all_gather_v`](Comm::all_gather_v), the same list on every rank. `MPI_Gatherv`.
+            #[doc(alias = "MPI_Gatherv")]
             gather_v<S, R>(send, recv, counts, root) |comm|
                 comm.out_of_place(comm.shape().gather_v(send.len(), recv.output_len(), counts, root)?, send, recv);
 
@@ -192,6 +207,7 @@ macro_rules! collectives {
             ///
             /// `send` is read at the root only, where `send.len() == world_size × recv.len()` (others may pass
             /// `&[]`). `ncclScatter`, `MPI_Scatter`.
+            #[doc(alias("MPI_Scatter", "ncclScatter"))]
             scatter<S, R>(send, recv, root) |comm|
                 comm.out_of_place(comm.shape().scatter(send.len(), recv.output_len(), root)?, send, recv);
 
@@ -202,6 +218,7 @@ macro_rules! collectives {
 
             /// [`scatter`](Comm::scatter) of blocks of different lengths: `counts` as in
             /// [`reduce_scatter_v`](Comm::reduce_scatter_v), the same list on every rank. `MPI_Scatterv`.
+            #[doc(alias = "MPI_Scatterv")]
             scatter_v<S, R>(send, counts, recv, root) |comm|
                 comm.out_of_place(comm.shape().scatter_v(send.len(), recv.output_len(), counts, root)?, send, recv);
 
@@ -231,6 +248,7 @@ macro_rules! methods_of_comm {
             $(methods_of_comm! { @$($generic)+; $(#[$doc])* $name($($arg),+) |$comm| $run })+
 
             /// Waits until every rank has called it. `MPI_Barrier`.
+            #[doc(alias = "MPI_Barrier")]
             pub fn barrier(&self) -> Result<()> {
                 self.run_call(&Call::empty(Operation::Barrier))
             }

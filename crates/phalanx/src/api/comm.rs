@@ -15,18 +15,20 @@ use crate::contract::hosts::HostTopology;
 use crate::contract::{Backend, BackendKind, Call, Departure, Operation, Shape};
 use crate::start::NewComm;
 use crate::types::dtype::Plain;
+#[cfg(feature = "_gpu")]
+use crate::types::error::{Error, UnsupportedError};
 use crate::types::error::{Result, UsageError};
 use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One rank's end of a communicator: a group of ranks that move data together.
 ///
-/// Made by [`phalanx::init`](crate::init), [`phalanx::run`](crate::run) or [`Comm::builder`]. It can be
+/// Made by [`phalanx::init`](crate::init), [`phalanx::try_run`](crate::try_run) or [`Comm::builder`]. It can be
 /// sent to another thread, but one thread at a time uses it (it is not `Sync`): the order of a rank's calls
 /// is what the other ranks match.
 ///
@@ -40,6 +42,7 @@ use std::time::Duration;
 /// After an error for which [`Error::is_fatal`](crate::Error::is_fatal) holds, every rank gets the same error, now and from every
 /// later call. The contents of output buffers of operations in progress are unspecified. The remaining ranks
 /// can go on with [`shrink`](Comm::shrink).
+#[doc(alias("MPI_Comm", "ncclComm_t", "process_group"))]
 pub struct Comm {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) requests: Arc<Requests>,
@@ -50,6 +53,8 @@ pub struct Comm {
     pub(crate) deadline: Option<Duration>,
     /// Whether this is a [`View`]: dropping one does not leave the communicator.
     is_view: bool,
+    /// In [`try_run`](crate::try_run): whether a communicator of this rank has failed because of another rank.
+    pub(super) lost_peer: Option<Arc<AtomicBool>>,
     /// How much symmetric memory was allocated, by number.
     memories: Arc<AtomicU32>,
     /// No `Cell`: the compiler names `one_thread_at_a_time` where a communicator is shared.
@@ -80,10 +85,18 @@ impl Comm {
             shape,
             deadline: None,
             is_view: false,
+            lost_peer: None,
             memories: Arc::default(),
             object_limit: AtomicUsize::new(DEFAULT_OBJECT_LIMIT),
             one_thread_at_a_time: PhantomData,
         }
+    }
+
+    /// A communicator that is made of this one.
+    pub(crate) fn derived(&self, backend: Arc<dyn Backend>, name: String) -> Comm {
+        let mut derived = Comm::new(backend, name);
+        derived.lost_peer = self.lost_peer.clone();
+        derived
     }
 
     /// Makes a [`Builder`]: the settings of a new communicator.
@@ -92,12 +105,14 @@ impl Comm {
     }
 
     /// This rank's number, from 0.
+    #[doc(alias("MPI_Comm_rank", "ncclCommUserRank", "get_rank"))]
     #[inline]
     pub fn rank(&self) -> usize {
         self.shape.rank
     }
 
     /// The number of ranks.
+    #[doc(alias("MPI_Comm_size", "ncclCommCount", "get_world_size"))]
     #[inline]
     pub fn world_size(&self) -> usize {
         self.shape.world_size
@@ -129,7 +144,7 @@ impl Comm {
     /// ```
     /// # fn main() -> phalanx::Result<()> {
     /// # use std::time::Duration;
-    /// phalanx::run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
+    /// phalanx::try_run(2, |comm| comm.within(Duration::from_secs(5)).barrier())?;
     /// # Ok(())
     /// # }
     /// ```
@@ -180,6 +195,7 @@ impl Comm {
     ///
     /// The usual deadline applies: a started receive needs its message. The error of a started collective is also
     /// answered by its [`wait`](crate::Request::wait). A communicator that has failed answers its failure, as in every call.
+    #[doc(alias("ncclCommGetAsyncError", "synchronize"))]
     pub fn sync(&self) -> Result<()> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
@@ -191,6 +207,7 @@ impl Comm {
     /// On the host backend the ranks share it, so nothing is copied in and out. On GPUs it is page-locked, and copied to the
     /// GPU and back like any host memory. Use GPU memory there: a `CudaSlice`, or registered and symmetric memory of
     /// `comm.nccl()?.alloc` and `comm.nvshmem()?.alloc`.
+    #[doc(alias = "MPI_Alloc_mem")]
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<HostBuffer<T>> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| UsageError::Overflow {
@@ -205,6 +222,7 @@ impl Comm {
     /// Ends the communicator on all ranks together: waits until all of them call this and all requests are complete.
     ///
     /// The usual deadline applies; the error names the missing ranks.
+    #[doc(alias("MPI_Finalize", "ncclCommFinalize", "ncclCommDestroy", "destroy_process_group"))]
     pub fn finalize(self) -> Result<()> {
         self.sync()?;
         self.run_call(&Call::empty(Operation::Finalize))
@@ -223,6 +241,7 @@ impl Comm {
     }
 
     /// Fails the communicator for every rank: all calls answer [`Error::Aborted`](crate::Error::Aborted) with this rank's number.
+    #[doc(alias("MPI_Abort", "ncclCommAbort", "ncclCommRevoke"))]
     pub fn abort(self) {
         self.backend.abort();
     }
@@ -261,7 +280,7 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// # use phalanx::ReduceOp;
     /// # let comm = phalanx::init()?;
-    /// let computing = comm.cuda_stream().expect("a GPU");
+    /// let computing = comm.cuda_stream()?;
     /// let side = computing.context().new_stream()?;
     /// let mut gradients = computing.alloc_zeros::<f32>(1 << 20)?;
     /// comm.on(&side)?.beside_computing().all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
@@ -295,18 +314,38 @@ impl Comm {
         View::of(self, stream, self.deadline)
     }
 
-    /// The stream on which operations on GPU memory are enqueued; `None` without an NVIDIA GPU. cudarc allocates on it:
-    /// `comm.cuda_stream().unwrap().alloc_zeros(…)`.
+    /// The stream on which operations on GPU memory are enqueued. cudarc allocates on it: `comm.cuda_stream()?.alloc_zeros(…)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the rank has no GPU of NVIDIA's.
     #[cfg(feature = "cuda")]
-    pub fn cuda_stream(&self) -> Option<&Arc<cudarc::driver::CudaStream>> {
-        self.stream.cuda_stream()
+    pub fn cuda_stream(&self) -> Result<&Arc<cudarc::driver::CudaStream>> {
+        self.stream.cuda_stream().ok_or_else(|| match self.backend() {
+            BackendKind::Rccl => self.no_stream("CUDA", "take its `hip_stream`"),
+            _ => self.no_stream("CUDA", &with_gpus("nccl")),
+        })
     }
 
-    /// The stream on which operations on GPU memory are enqueued; `None` without an AMD GPU. It allocates:
-    /// `comm.hip_stream().unwrap().alloc_zeros(…)`.
+    /// The stream on which operations on GPU memory are enqueued. It allocates: `comm.hip_stream()?.alloc_zeros(…)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the rank has no GPU of AMD's.
     #[cfg(feature = "rccl")]
-    pub fn hip_stream(&self) -> Option<&crate::gpu::hip::Stream> {
-        self.stream.hip_stream()
+    pub fn hip_stream(&self) -> Result<&crate::gpu::hip::Stream> {
+        self.stream.hip_stream().ok_or_else(|| match self.backend() {
+            BackendKind::Nccl | BackendKind::Nvshmem => self.no_stream("HIP", "take its `cuda_stream`"),
+            _ => self.no_stream("HIP", &with_gpus("rccl")),
+        })
+    }
+
+    #[cfg(feature = "_gpu")]
+    #[cold]
+    fn no_stream(&self, kind: &str, remedy: &str) -> Error {
+        Error::from(UnsupportedError {
+            what: format!("a {kind} stream"),
+            why: format!("the communicator is of the backend {}", self.backend()),
+            remedy: remedy.to_owned(),
+        })
     }
 
     /// The number of this rank's GPU in its process; `None` without a GPU.
@@ -319,6 +358,15 @@ impl Comm {
     pub fn into_raw_communicator(self) -> Arc<dyn RawCommunicator> {
         Arc::new(Portable::new(self))
     }
+}
+
+/// How to get a communicator of a backend on GPUs.
+#[cfg(feature = "_gpu")]
+fn with_gpus(backend: &str) -> String {
+    format!(
+        "give each rank a GPU, and choose the backend {backend}: by Builder::backend or PHALANX_BACKEND; `phalanx doctor` says \
+         whether it works"
+    )
 }
 
 impl Drop for Comm {
@@ -334,6 +382,7 @@ impl Drop for Comm {
         }
         // Bounded: each job ends by its own deadline.
         self.requests.stop();
+        self.note_lost_peer();
         if !panicking {
             self.backend.depart(Departure::Left);
         }
@@ -359,6 +408,7 @@ impl<'a> View<'a> {
             shape: comm.shape,
             deadline,
             is_view: true,
+            lost_peer: comm.lost_peer.clone(),
             memories: comm.memories.clone(),
             object_limit: AtomicUsize::new(comm.object_limit()),
             one_thread_at_a_time: PhantomData,

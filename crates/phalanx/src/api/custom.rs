@@ -25,7 +25,7 @@ macro_rules! closures {
             ///     rank: u64,
             /// }
             ///
-            /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+            /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
             ///     let own = Best { value: [0.3, 0.9, 0.5][comm.rank()], rank: comm.rank() as u64 };
             ///     let mut best = [own];
             ///     comm.all_reduce_in_place_with(&mut best, |a, b| if b.value > a.value { *b } else { *a })?;
@@ -35,6 +35,7 @@ macro_rules! closures {
             /// # Ok(())
             /// # }
             /// ```
+            #[doc(alias = "MPI_Op_create")]
             all_reduce_with<S, R>(send, recv; combine) |comm, by|
                 comm.out_of_place(comm.shape().all_reduce(send.len(), recv.output_len())?.combining(by), send, recv);
 

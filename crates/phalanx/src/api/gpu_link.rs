@@ -40,7 +40,7 @@ impl Comm {
             why,
             remedy: "split by something else: split_by_host, split_by".into(),
         };
-        let Some(own) = self.gpu().filter(|_| self.cuda_stream().is_some()) else {
+        let Some(own) = self.gpu().filter(|_| self.stream.cuda_stream().is_some()) else {
             return Err(refused("the ranks have no GPUs of NVIDIA's".into()).into());
         };
         // A rank that fails takes part, so that all ranks end alike.

@@ -104,9 +104,9 @@ pub struct CommGroup<'group, 'env> {
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let (right, left) = ((comm.rank() + 1) % 3, (comm.rank() + 2) % 3);
-///     let (send, mut recv) = ([comm.rank() as u32], [0]);
+///     let (send, mut recv) = ([comm.rank() as u32], [0u32]);
 ///     phalanx::group(|g| {
 ///         let mut ring = g.on(&comm);
 ///         ring.send(&send, right)?;
@@ -118,6 +118,7 @@ pub struct CommGroup<'group, 'env> {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
 pub fn group<'env, R>(f: impl FnOnce(&mut Group<'env>) -> Result<R>) -> Result<R> {
     let mut group = Group::new();
     let result = f(&mut group)?;
@@ -372,7 +373,7 @@ impl<'env> CommGroup<'_, 'env> {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
     ///     let (send, mut recv, mut from) = ([comm.rank() as u32], [0u32], None);
     ///     comm.group(|g| {
     ///         g.send(&send, (comm.rank() + 1) % 3)?;
@@ -380,9 +381,8 @@ impl<'env> CommGroup<'_, 'env> {
     ///     })?;
     ///     assert_eq!(recv[0] as usize, from.unwrap().source);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     pub fn recv_any_tagged<R: Output + ?Sized>(

@@ -15,6 +15,7 @@ use crate::watch;
 ///
 /// Under `phalanx launch --restarts` a process may replace a failed rank. It then gets the communicator that the survivors make
 /// with [`Comm::rebuild`].
+#[doc(alias("MPI_Init", "init_process_group"))]
 pub fn init() -> Result<Comm> {
     Comm::builder().init()
 }
@@ -33,6 +34,8 @@ pub fn join() -> Result<Comm> {
 }
 
 /// Runs `f` once for each of `ranks` ranks, each in its own thread, and answers the results in rank order.
+///
+/// [`try_run`](crate::try_run) is for an `f` that may fail, and answers the first error.
 ///
 /// If a rank panics, its peers get an error that names it, and the panic continues here when all ranks have ended.
 ///

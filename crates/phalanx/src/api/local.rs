@@ -19,6 +19,7 @@ use crate::types::op::Reduction;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Reduce_local")]
 pub fn reduce_local<T: Plain>(a: &[T], b: &mut [T], op: impl Into<Reduction<T>>) -> Result<()> {
     same_len("reduce_local", "a", a.len(), b.len(), "as long as b")?;
     let call = Call::empty(Operation::AllReduce).reducing(op).of_type(T::dtype())?;

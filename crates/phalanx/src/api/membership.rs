@@ -20,6 +20,7 @@ impl Comm {
     /// Collective. Ranks with the same colour come together, ordered by `key` and then by their rank here;
     /// `None` leaves a rank out (it gets `Ok(None)`). The new communicators are independent of this one: each has its
     /// own order of calls and fails alone. `ncclCommSplit`, `MPI_Comm_split`.
+    #[doc(alias("MPI_Comm_split", "ncclCommSplit", "new_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         self.requests.wait_for_collectives();
         let record = self.recorder.begin(&Call::empty(Operation::Split));
@@ -29,7 +30,7 @@ impl Comm {
         drop(limited);
         let name = self.recorder.child_name(color.unwrap_or(0));
         self.recorder.skip(self.backend.collectives_of_split() - 1);
-        Ok(part?.map(|backend| Comm::new(backend.into(), name)))
+        Ok(part?.map(|backend| self.derived(backend.into(), name)))
     }
 
     /// A communicator of the same ranks in the same order, with messages, an order of calls and failures of its own. `MPI_Comm_dup`.
@@ -39,15 +40,15 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let own = comm.duplicate()?;
     ///     assert_eq!((own.rank(), own.world_size()), (comm.rank(), comm.world_size()));
     ///     own.barrier()
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Comm> {
         self.split_with_color(0)
     }
@@ -55,6 +56,7 @@ impl Comm {
     /// The communicator of the ranks on this host, in the order of their ranks here. `MPI_Comm_split_type` with `MPI_COMM_TYPE_SHARED`.
     ///
     /// Collective, as [`split`](Comm::split). [`host_topology`](Comm::host_topology) says which ranks share a host.
+    #[doc(alias = "MPI_Comm_split_type")]
     pub fn split_by_host(&self) -> Result<Comm> {
         let host = self.host_topology().host_of(self.rank());
         self.split_with_color(host)
@@ -67,14 +69,13 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
     ///     let model = if comm.rank() == 1 { "large" } else { "small" };
     ///     let part = comm.split_by(&model)?;
     ///     assert_eq!(part.world_size(), if model == "large" { 1 } else { 3 });
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -98,7 +99,7 @@ impl Comm {
     /// here. The result has the order of `groups`.
     ///
     /// ```
-    /// phalanx::run(6, |comm| {
+    /// phalanx::try_run(6, |comm| {
     ///     let parts = comm.split_grid(&[2, 3], &[&[0], &[1], &[0, 1]])?;
     ///     // The column, the row, and all.
     ///     assert_eq!(parts.iter().map(|part| part.world_size()).collect::<Vec<_>>(), [2, 3, 6]);
@@ -129,7 +130,7 @@ impl Comm {
         };
         let names: Vec<String> = (0..).zip(groups).map(|(number, group)| name(number, group)).collect();
         self.recorder.skip(self.backend.collectives_of_split_grid(groups.len()).saturating_sub(1));
-        Ok(parts?.into_iter().zip(names).map(|(backend, name)| Comm::new(backend.into(), name)).collect())
+        Ok(parts?.into_iter().zip(names).map(|(backend, name)| self.derived(backend.into(), name)).collect())
     }
 
     /// A communicator of the ranks of an MPI communicator that the program made itself: a duplicate of it, which leaves it alone.
@@ -172,6 +173,7 @@ impl Comm {
     /// longer needed. The contents of output buffers of operations in progress are unspecified, and a
     /// rank may have completed an operation that failed on another: begin again at a point that all ranks have, a
     /// checkpoint or the last step that was agreed on.
+    #[doc(alias("MPIX_Comm_shrink", "ncclCommShrink"))]
     pub fn shrink(&self) -> Result<Comm> {
         self.requests.wait_for_collectives();
         let limited = self.limited();
@@ -182,7 +184,7 @@ impl Comm {
             processes(&*self.backend).into_iter().filter(|process| !kept.contains(process)).collect();
         launcher::went_on_without(&lost);
         let path: String = numbers.iter().map(|number| format!("/shrink{number}")).collect();
-        Ok(Comm::new(backend.into(), format!("{}{path}", self.recorder.name())))
+        Ok(self.derived(backend.into(), format!("{}{path}", self.recorder.name())))
     }
 
     /// Whether the flags of all remaining ranks are set: the same answer for all of them, also if ranks die meanwhile. `MPIX_Comm_agree`.
@@ -193,7 +195,7 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
     ///     if comm.rank() == 3 {
     ///         return Ok(()); // It leaves.
     ///     }
@@ -202,15 +204,15 @@ impl Comm {
     ///     let comm = comm.shrink()?;
     ///     assert!(comm.agree(true)?);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// [`Error::LeftBehind`](crate::Error::LeftBehind) as for `shrink`. On MPI, which ends the job where a rank is lost, those of a
     /// collective, which it is there.
+    #[doc(alias = "MPIX_Comm_agree")]
     pub fn agree(&self, flag: bool) -> Result<bool> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
@@ -229,6 +231,7 @@ impl Comm {
     /// # Errors
     /// [`Error::Bootstrap`](crate::Error::Bootstrap) names the ranks that did not come; [`UsageError::WorldSize`](crate::UsageError::WorldSize) for more than 512 ranks on one host, or 4,096;
     /// [`Error::Unsupported`](crate::Error::Unsupported) for threads, a world of one, and MPI.
+    #[doc(alias("ncclCommGrow", "MPI_Comm_spawn"))]
     pub fn grow(&self, joiners: usize) -> Result<Comm> {
         self.requests.wait_for_collectives();
         // A refusal here must not use up an operation number.

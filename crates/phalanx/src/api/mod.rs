@@ -2,7 +2,7 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | `init.rs`, `builder.rs` | ways to get a communicator, and its settings |
+//! | `init.rs`, `builder.rs`, `try_run.rs` | ways to get a communicator, and its settings |
 //! | `comm.rs`, `membership.rs` | `Comm` and `View`; communicators made of others |
 //! | `checks.rs`, `collectives.rs` | checks of a collective's arguments; the collectives |
 //! | `custom.rs`, `local.rs`, `coalesced.rs` | reductions by a closure, of one rank, of several buffers |
@@ -44,4 +44,5 @@ pub(crate) mod raw;
 mod recorded;
 pub(crate) mod request;
 pub(crate) mod shared;
+pub(crate) mod try_run;
 pub(crate) mod values;

@@ -4,10 +4,11 @@ use super::checks::same_type;
 use super::comm::Comm;
 use crate::buffer::loan::Loan;
 use crate::buffer::stream::Stream;
-use crate::buffer::{Output, Source};
+use crate::buffer::{Output, Source, Target};
 use crate::contract::{Direction, Transfer};
 use crate::types::dtype::DType;
-use crate::types::error::{Result, UsageError};
+use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::types::memory::{Space, Span};
 use crate::watch::Posted;
 
 /// The transfer that sends a borrowed buffer.
@@ -74,11 +75,13 @@ impl Comm {
     ///
     /// Two ranks that `send` to each other before they `recv` can wait for each other for ever: use
     /// [`send_recv`](Comm::send_recv) or [`group`](Comm::group).
+    #[doc(alias("MPI_Send", "ncclSend"))]
     pub fn send<S: Source + ?Sized>(&self, buf: &S, peer: usize) -> Result<()> {
         self.send_tagged(buf, peer, 0)
     }
 
     /// Receives a buffer from a peer. `ncclRecv`, `MPI_Recv`.
+    #[doc(alias("MPI_Recv", "ncclRecv"))]
     pub fn recv<R: Output + ?Sized>(&self, buf: &mut R, peer: usize) -> Result<()> {
         self.recv_tagged(buf, peer, 0)
     }
@@ -102,6 +105,7 @@ impl Comm {
 
     /// Sends one buffer to `dest` and receives another from `source` at the same time. Lengths may differ.
     /// `MPI_Sendrecv`.
+    #[doc(alias = "MPI_Sendrecv")]
     pub fn send_recv<S, R>(&self, send: &S, dest: usize, recv: &mut R, source: usize) -> Result<()>
     where
         S: Source + ?Sized,
@@ -131,6 +135,52 @@ impl Comm {
         let receive = receiving(dtype, expected, &recv, &self.stream, source, tag);
         let send = sending(dtype, count, &send, &self.stream, dest, tag);
         // SAFETY: both buffers are borrowed until this returns.
+        unsafe { self.transfer_both([receive, send]) }
+    }
+
+    /// Sends a buffer to `dest`, and replaces it by a message of the same length from `source`. `MPI_Sendrecv_replace`.
+    ///
+    /// Host memory only. What is sent is copied first, so [`send_recv`](Comm::send_recv) of two buffers is faster.
+    ///
+    /// ```
+    /// # fn main() -> phalanx::Result<()> {
+    /// let shifted = phalanx::try_run(3, |comm| -> phalanx::Result<[usize; 1]> {
+    ///     let (rank, ranks) = (comm.rank(), comm.world_size());
+    ///     let mut token = [rank];
+    ///     comm.send_recv_in_place(&mut token, (rank + 1) % ranks, (rank + ranks - 1) % ranks)?;
+    ///     Ok(token)
+    /// })?;
+    /// assert_eq!(shifted, [[2], [0], [1]]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for GPU memory.
+    #[doc(alias = "MPI_Sendrecv_replace")]
+    pub fn send_recv_in_place<B>(&self, buf: &mut B, dest: usize, source: usize) -> Result<()>
+    where
+        B: Target + ?Sized,
+    {
+        let operation = "send_recv_in_place";
+        self.shape().check_rank(operation, "destination", dest)?;
+        self.shape().check_rank(operation, "source", source)?;
+        let (dtype, count) = (buf.dtype(), buf.len());
+        let loan = buf.lend_mut(&self.stream)?;
+        let Span { start, space } = loan.span();
+        if space != Space::Host {
+            return Err(Error::from(UnsupportedError {
+                what: format!("{operation} of GPU memory"),
+                why: "what is sent is copied on the host".into(),
+                remedy: "use send_recv with a second buffer".into(),
+            }));
+        }
+        // SAFETY: a loan of host memory is the address of the buffer's elements, which are initialised and have no padding.
+        let mut sent = unsafe { std::slice::from_raw_parts(start, count * dtype.size()) }.to_vec();
+        let copy = Loan::host(sent.as_mut_ptr());
+        let receive = receiving(dtype, count, &loan, &self.stream, source, 0);
+        let send = sending(dtype, count, &copy, &self.stream, dest, 0);
+        // SAFETY: the buffer is borrowed, and the copy lives, until this returns.
         unsafe { self.transfer_both([receive, send]) }
     }
 

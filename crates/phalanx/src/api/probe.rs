@@ -16,7 +16,7 @@ use crate::types::error::Result;
 /// ```
 /// # fn main() -> phalanx::Result<()> {
 /// // Workers send as many results as they have, whenever they have them.
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     if comm.rank() > 0 {
 ///         return comm.send(&vec![comm.rank() as u64; comm.rank()], 0);
 ///     }
@@ -35,6 +35,7 @@ impl Comm {
     /// # Errors
     /// As for a receive: a timeout that names the ranks whose message has not come, or the rank that is gone. Where any rank may send,
     /// one that has left is no error, as long as another is there.
+    #[doc(alias = "MPI_Probe")]
     pub fn probe(&self, source: impl Into<Option<usize>>, tag: impl Into<Option<u32>>) -> Result<Envelope> {
         let wanted = self.wanted(source.into(), tag.into())?;
         let _limited = self.limited();
@@ -42,6 +43,7 @@ impl Comm {
     }
 
     /// [`probe`](Comm::probe) without waiting: `None` if there is no such message yet. `MPI_Iprobe`.
+    #[doc(alias = "MPI_Iprobe")]
     pub fn try_probe(
         &self,
         source: impl Into<Option<usize>>,
@@ -53,6 +55,7 @@ impl Comm {
 
     /// Receives a message from whichever rank sends one with tag 0, and says from which it was. It must have the buffer's length.
     /// All ranks get their turn: if many have sent, it is another one's each time. `MPI_Recv` from `MPI_ANY_SOURCE`.
+    #[doc(alias = "MPI_ANY_SOURCE")]
     pub fn recv_any<R: Output + ?Sized>(&self, buf: &mut R) -> Result<usize> {
         Ok(self.recv_any_tagged(buf, 0)?.source)
     }
@@ -72,6 +75,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`UsageError::Setting`](crate::UsageError::Setting) if its bytes are no whole number of elements; it is not received then.
+    #[doc(alias = "MPI_Mprobe")]
     pub fn recv_vec<T: Plain>(
         &self,
         source: impl Into<Option<usize>>,

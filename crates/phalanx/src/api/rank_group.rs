@@ -21,6 +21,7 @@ use std::ops::Range;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Group")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RankGroup {
     ranks: Vec<usize>,
@@ -158,22 +159,22 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::RankGroup;
     ///
-    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(5, |comm| -> phalanx::Result<()> {
     ///     let odd = RankGroup::new([1, 3])?;
     ///     let even = comm.rank_group().difference(&odd);
     ///     let own = if odd.contains(comm.rank()) { &odd } else { &even };
     ///     let part = comm.split_group(own)?.expect("this rank is in its group");
     ///     assert_eq!(part.all_gather_value(comm.rank())?, own.ranks());
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// [`UsageError`]: a rank that there is not; or, the same on every rank, two ranks of a group that pass different ones. The communicator
     /// works on.
+    #[doc(alias = "MPI_Comm_create")]
     pub fn split_group(&self, group: &RankGroup) -> Result<Option<Comm>> {
         let operation = "split_group";
         group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;
@@ -210,22 +211,22 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::RankGroup;
     ///
-    /// phalanx::run(5, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(5, |comm| -> phalanx::Result<()> {
     ///     if comm.rank() % 2 == 1 {
     ///         return comm.barrier(); // The odd ranks know nothing of it.
     ///     }
     ///     let even = comm.split_members(&RankGroup::new([4, 0, 2])?)?;
     ///     assert_eq!(even.all_gather_value(comm.rank() as u64)?, [4, 0, 2]);
     ///     comm.barrier()
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// [`UsageError`]: a rank that there is not, or a group without this rank. [`Error::Unsupported`] on other backends. A member that does
     /// not come is a timeout.
+    #[doc(alias = "MPI_Comm_create_group")]
     pub fn split_members(&self, group: &RankGroup) -> Result<Comm> {
         let operation = "split_members";
         group.ranks().iter().try_for_each(|rank| self.shape().check_rank(operation, "member", *rank))?;
@@ -239,7 +240,7 @@ impl Comm {
         let split = self.backend.split_members(group.ranks());
         let (backend, number) = split.inspect_err(|error| self.recorder.failed(error))?;
         let name = format!("{}/members-{number:016x}", self.recorder.name());
-        Ok(Comm::new(backend.into(), name))
+        Ok(self.derived(backend.into(), name))
     }
 }
 

@@ -106,19 +106,19 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let pipeline = comm.split_by_host()?;
     ///     pipeline.set_name("pipeline")?;
     ///     assert!(pipeline.name().ends_with(":pipeline"));
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     /// [`UsageError::Setting`](crate::UsageError::Setting) if it was given a name before.
+    #[doc(alias = "MPI_Comm_set_name")]
     pub fn set_name(&self, name: &str) -> Result<()> {
         if !self.recorder.set_given_name(name) {
             let (setting, value) = ("the communicator's name".into(), name.into());

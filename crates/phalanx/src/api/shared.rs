@@ -28,7 +28,7 @@ use std::time::Duration;
 ///     ranks: SharedComm,
 /// }
 ///
-/// phalanx::run(2, |comm: Comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm: Comm| -> phalanx::Result<()> {
 ///     let ranks = comm.share();
 ///     let mut layers: Vec<_> = (0..3).map(|_| Layer { weights: vec![1.0; 4], ranks: ranks.clone() }).collect();
 ///     for layer in &mut layers {
@@ -39,7 +39,8 @@ use std::time::Duration;
 ///     // The layers' handles answer an error from now on.
 ///     assert!(layers[0].ranks.barrier().is_err());
 ///     Ok(())
-/// })?.into_iter().collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///

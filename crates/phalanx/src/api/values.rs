@@ -44,7 +44,7 @@ impl<T> RankBlocks<T> {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::ReduceOp;
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let rank = comm.rank() as u64;
 ///     assert_eq!(comm.all_reduce_value(rank, ReduceOp::Max)?, 2);
 ///     assert_eq!(comm.broadcast_value(10 * rank, 1)?, 10);
@@ -53,9 +53,8 @@ impl<T> RankBlocks<T> {
 ///     // The results of a root are `None` elsewhere.
 ///     assert_eq!(comm.gather_value(rank, 0)?, (comm.rank() == 0).then(|| vec![0, 1, 2]));
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl Comm {
@@ -130,15 +129,14 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(2, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     if comm.rank() == 0 {
     ///         return comm.send_value(1.5, 1);
     ///     }
     ///     assert_eq!(comm.recv_value::<f64>(0)?, 1.5);
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     pub fn recv_value<T: Plain>(&self, peer: usize) -> Result<T> {
@@ -164,14 +162,13 @@ impl Comm {
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     // Rank 0 has nothing, rank 1 one number, rank 2 two.
 ///     let all = comm.all_gather_vec(&vec![comm.rank() as u32; comm.rank()])?;
 ///     assert_eq!((all.elements, all.counts), (vec![1, 2, 2], vec![0, 1, 2]));
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl Comm {

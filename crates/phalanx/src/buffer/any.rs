@@ -26,7 +26,7 @@ use std::ops::Range;
 ///     dtype: DType,
 /// }
 ///
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let mut tensor = Tensor { bytes: vec![1, 2], dtype: DType::U8 };
 ///     let mut elements = AnyTarget::from_bytes(&mut tensor.bytes, tensor.dtype)?;
 ///     comm.all_reduce_in_place(&mut elements, ReduceOp::Sum)?;

@@ -75,7 +75,7 @@ pub unsafe trait Target: Source {
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let mut all: Vec<u32> = Vec::with_capacity(2);
 ///     comm.all_gather(&[comm.rank() as u32], &mut phalanx::Uninit(&mut all.spare_capacity_mut()[..2]))?;
 ///     // SAFETY: all_gather has written both elements.

@@ -13,7 +13,7 @@ use ndarray::{Array, ArrayBase, ArrayViewMut, Data, DataMut, Dimension};
 /// # fn main() -> phalanx::Result<()> {
 /// use ndarray::{Array2, s};
 ///
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let mut table = Array2::<f32>::zeros((4, 3));
 ///     // Each rank fills its rows; then all have all.
 ///     let own = Array2::from_elem((2, 3), comm.rank() as f32);
@@ -23,9 +23,8 @@ use ndarray::{Array, ArrayBase, ArrayViewMut, Data, DataMut, Dimension};
 ///     let column = comm.send(&table.column(0), 1 - comm.rank());
 ///     assert!(column.unwrap_err().to_string().contains("as_standard_layout"));
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///
@@ -83,7 +82,7 @@ fn not_standard<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> Error {
 /// use ndarray::Array2;
 /// use phalanx::Strided;
 ///
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let mut table = Array2::from_elem((3, 4), comm.rank() as f32);
 ///     if comm.rank() == 0 {
 ///         comm.send(&table.column(1).as_standard_layout(), 1)?;
@@ -94,11 +93,11 @@ fn not_standard<S: Data, D: Dimension>(array: &ArrayBase<S, D>) -> Error {
 ///     comm.all_reduce_in_place(&mut Strided::new(table.view_mut().reversed_axes()), phalanx::ReduceOp::Sum)?;
 ///     assert_eq!(table[[0, 0]], 1.0);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
+#[doc(alias("MPI_Type_vector", "MPI_Type_indexed"))]
 pub struct Strided<'v, T: Plain, D: Dimension> {
     view: ArrayViewMut<'v, T, D>,
     /// The copy, unless the view can be used.

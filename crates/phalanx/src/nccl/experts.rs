@@ -120,7 +120,7 @@ impl<'a> Nccl<'a> {
     /// let layout =
     ///     ExpertLayout { experts: 64, max_tokens: 128, top_k: 8, hidden: 4096, dtype: DType::Bf16, scales: 0 };
     /// let mut experts = comm.nccl().expect("NCCL").experts(&layout)?;
-    /// let stream = comm.cuda_stream().expect("a GPU").clone();
+    /// let stream = comm.cuda_stream()?.clone();
     /// let tokens = stream.alloc_zeros::<bf16>(16 * 4096)?; // 16 tokens, from the layers before
     /// let routing = stream.alloc_zeros::<i32>(16 * 8)?; // and what their router chose
     /// let weights = stream.alloc_zeros::<f32>(16 * 8)?;

@@ -168,7 +168,7 @@ impl Nccl<'_> {
     /// # fn main() -> phalanx::Result<()> {
     /// # let comm = phalanx::init()?;
     /// use phalanx::bf16;
-    /// let (stream, nccl) = (comm.cuda_stream().expect("a GPU"), comm.nccl().expect("NCCL"));
+    /// let (stream, nccl) = (comm.cuda_stream()?, comm.nccl().expect("NCCL"));
     /// let (rows, hidden) = (8, 4096);
     /// let partial = stream.alloc_zeros::<bf16>(rows * hidden)?; // a row-parallel layer's output
     /// let mut residual = stream.alloc_zeros::<bf16>(rows * hidden)?;

@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::nccl::Graph;
 /// use phalanx::{BackendKind, Comm, ReduceOp};
-/// for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
-///     let stream = comm.cuda_stream().expect("a GPU");
+/// Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| -> phalanx::Result<()> {
+///     let stream = comm.cuda_stream()?;
 ///     let gradients = stream.alloc_zeros::<f32>(1 << 20)?;
 ///     let mut step = Graph::capture(&comm, gradients, |group, gradients| {
 ///         group.all_reduce_in_place(gradients, ReduceOp::Avg)
@@ -30,9 +30,7 @@ use std::sync::Arc;
 ///         step.launch()?;
 ///     }
 ///     comm.sync()
-/// })? {
-///     result?;
-/// }
+/// })?;
 /// # Ok(())
 /// # }
 /// ```
@@ -70,7 +68,7 @@ where
     /// [`Error::Unsupported`] on a communicator that is not NCCL's; [`UsageError::Memory`] for buffers in
     /// host memory, which a graph cannot hold; what the operations themselves refuse.
     pub fn capture(comm: &'c Comm, mut buffers: B, describe: F) -> Result<Graph<'c, B, F>> {
-        let (Some(stream), Some(nccl)) = (comm.cuda_stream(), NcclComm::of(&*comm.backend)) else {
+        let (Some(stream), Some(nccl)) = (comm.stream.cuda_stream(), NcclComm::of(&*comm.backend)) else {
             return Err(Error::from(UnsupportedError {
                 what: "a CUDA graph".into(),
                 why: format!("the communicator is the {} backend's", comm.backend()),

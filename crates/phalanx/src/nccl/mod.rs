@@ -3,14 +3,12 @@
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
 //! use phalanx::{BackendKind, Comm, ReduceOp};
-//! for result in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<()> {
+//! Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| -> phalanx::Result<()> {
 //!     let nccl = comm.nccl().expect("the backend was chosen");
 //!     let mut gradients = nccl.alloc::<f32>(1 << 20)?; // symmetric memory, where the library has it
 //!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
 //!     comm.sync()
-//! })? {
-//!     result?;
-//! }
+//! })?;
 //! # Ok(())
 //! # }
 //! ```
@@ -54,7 +52,7 @@ pub use fused::{QuantizedElement, RowElement};
 #[cfg(feature = "nccl")]
 pub use graph::Graph;
 #[cfg(feature = "nccl")]
-pub use nccl_comm::{Nccl, encrypt_sockets, init_all, version};
+pub use nccl_comm::{Nccl, encrypt_sockets, gpus, init_all, version};
 pub use one_sided::Signal;
 #[cfg(feature = "nccl")]
 pub use peers::Peers;

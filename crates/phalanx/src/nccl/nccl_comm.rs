@@ -3,6 +3,7 @@
 use super::surface::Surface;
 use crate::api::comm::{Comm, View};
 use crate::backend::nccl::collective_config::CollectiveConfig;
+use crate::backend::nccl::device;
 use crate::backend::nccl::init::before_the_first;
 use crate::backend::nccl::memory::{Buffer, Registration};
 use crate::start;
@@ -12,6 +13,7 @@ use cudarc::driver::{CudaContext, CudaSlice};
 use phalanx_sys::nccl::{
     Flavour, NCCL_ENCRYPTION_MODE_PSK, ncclEncryptionConfig_t, ncclResult_t, version_text,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// NCCL's own features, for one communicator: those of [`Surface`], and cudarc's side of them.
@@ -76,6 +78,7 @@ impl<'a> Nccl<'a> {
     ///
     /// # Errors
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it.
+    #[doc(alias("ncclMemAlloc", "ncclCommWindowRegister"))]
     pub fn alloc_as<T: Element>(&self, len: usize, registration: Registration) -> Result<Buffer<T>> {
         self.buffer(len, registration)
     }
@@ -95,6 +98,7 @@ impl<'a> Nccl<'a> {
     /// # Errors
     /// [`UsageError::Memory`](crate::UsageError) for memory of another GPU;
     /// [`Error::MissingFunction`](crate::Error) if the library is too old for it. The slice is dropped then.
+    #[doc(alias = "ncclCommRegister")]
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Buffer<T>> {
         self.registered(slice)
     }
@@ -139,8 +143,33 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
     }
 }
 
+/// The numbers of the GPUs that this process sees (`cuDeviceGetCount`): all of them, for [`init_all`] and
+/// [`Builder::gpu`](crate::Builder::gpu).
+///
+/// # Errors
+/// [`Error::LibraryNotFound`](crate::Error) with every place that was tried, if there is no CUDA driver;
+/// [`Error::Library`](crate::Error) if it does not start.
+pub fn gpus() -> Result<Range<usize>> {
+    Ok(0..device::count(Flavour::Nccl)?)
+}
+
 /// Creates a communicator for each of these GPUs (`ncclCommInitAll`): one thread drives them all, or each
-/// gets a thread.
+/// gets a thread. The ranks are in the order of the GPUs.
+///
+/// ```no_run
+/// use phalanx::{ReduceOp, nccl};
+///
+/// # fn main() -> phalanx::Result<()> {
+/// let comms = nccl::init_all(nccl::gpus()?)?; // or some of them: init_all([0, 1])
+/// let zeros = |comm: &phalanx::Comm| Ok(comm.cuda_stream()?.alloc_zeros::<f32>(1000)?);
+/// let mut buffers = comms.iter().map(zeros).collect::<phalanx::Result<Vec<_>>>()?;
+/// phalanx::group(|group| {
+///     let mut all = comms.iter().zip(&mut buffers);
+///     all.try_for_each(|(comm, buffer)| group.on(comm).all_reduce_in_place(buffer, ReduceOp::Sum))
+/// })?;
+/// comms.iter().try_for_each(|comm| comm.sync())
+/// # }
+/// ```
 ///
 /// **On the calling thread**, a rank that waited for another would wait forever. So everything that waits for
 /// other ranks returns [`Error::Unsupported`](crate::Error) there: operations outside of a
@@ -159,6 +188,12 @@ pub fn encrypt_sockets(key: &str) -> Result<()> {
 ///
 /// `PHALANX_TIMEOUT` and `PHALANX_CHECK` apply as for [`init`](crate::init). Collectives are only compared if
 /// each communicator has its own thread, since the comparison waits for other ranks.
-pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    Ok(start::gpu_ranks(gpus, Flavour::Nccl)?.into_iter().map(Comm::from).collect())
+///
+/// # Errors
+/// [`UsageError::WorldSize`](crate::UsageError::WorldSize) for no GPU; [`Error::LibraryNotFound`](crate::Error)
+/// without a driver or NCCL; NCCL's own for a GPU that is named twice, or is not there.
+#[doc(alias = "ncclCommInitAll")]
+pub fn init_all(gpus: impl IntoIterator<Item = usize>) -> Result<Vec<Comm>> {
+    let gpus: Vec<usize> = gpus.into_iter().collect();
+    Ok(start::gpu_ranks(&gpus, Flavour::Nccl)?.into_iter().map(Comm::from).collect())
 }

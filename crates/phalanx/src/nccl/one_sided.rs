@@ -25,7 +25,7 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 /// use phalanx::{BackendKind, Comm};
 /// let mut config = Config::default();
 /// config.rma_signals = Some(2);
-/// for result in Comm::builder().backend(BackendKind::Nccl).nccl(config).run(2, |comm| -> phalanx::Result<()> {
+/// Comm::builder().backend(BackendKind::Nccl).nccl(config).try_run(2, |comm| -> phalanx::Result<()> {
 ///     let (nccl, peer) = (comm.nccl().expect("the backend was chosen"), 1 - comm.rank());
 ///     let (mine, theirs) = (nccl.alloc::<f32>(1024)?, nccl.alloc::<f32>(1024)?);
 ///     let has_read = Signal { index: 1, ..Signal::from(peer) };
@@ -34,9 +34,7 @@ const SEVERAL_SINCE: (u32, &str) = (version_code(2, 31, 0), "2.31");
 ///     nccl.signal(has_read)?;
 ///     nccl.wait_signals(&[(has_read, 1)])?; // the peer's part may be written again
 ///     comm.sync()
-/// })? {
-///     result?;
-/// }
+/// })?;
 /// # Ok(())
 /// # }
 /// ```
@@ -117,6 +115,7 @@ impl Surface<'_> {
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, a range that does not fit, a buffer
     /// that is no window of this communicator ([`Unsupported`](crate::Error::Unsupported)).
+    #[doc(alias = "ncclPutSignal")]
     pub fn put_signal<T: Element, M: GpuSlice<T>>(
         &self,
         source: &Buffer<T, M>,
@@ -198,6 +197,7 @@ impl Surface<'_> {
     ///
     /// # Errors
     /// Before anything is enqueued: a peer or a signal that is not there, more than 2³¹ - 1 of one.
+    #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signals<S: Into<Signal> + Copy>(&self, signals: &[(S, u32)]) -> Result<()> {
         let communicator = &self.comm.communicator;
         let wait = communicator.library.need(communicator.library.ncclWaitSignal, "ncclWaitSignal")?;

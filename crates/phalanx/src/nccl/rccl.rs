@@ -4,14 +4,12 @@
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
 //! use phalanx::{BackendKind, Comm, ReduceOp};
-//! for result in Comm::builder().backend(BackendKind::Rccl).run(2, |comm| -> phalanx::Result<()> {
+//! Comm::builder().backend(BackendKind::Rccl).try_run(2, |comm| -> phalanx::Result<()> {
 //!     let rccl = comm.rccl().expect("the backend was chosen");
 //!     let mut gradients = rccl.alloc::<f32>(1 << 20)?; // registered, where the library can
 //!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
 //!     comm.sync()
-//! })? {
-//!     result?;
-//! }
+//! })?;
 //! # Ok(())
 //! # }
 //! ```
@@ -19,7 +17,7 @@
 //! None of this has run on an AMD GPU so far: see docs/rccl.md in the repository.
 
 pub use super::one_sided::Signal;
-pub use super::rccl_comm::{Rccl, init_all, version};
+pub use super::rccl_comm::{Rccl, gpus, init_all, version};
 pub use super::surface::{MemoryStatistic, Surface};
 pub use crate::backend::nccl::{Config, Registration};
 

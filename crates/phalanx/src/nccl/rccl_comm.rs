@@ -12,6 +12,7 @@ use crate::types::dtype::{Element, Reducible};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use crate::types::op::ReduceOp;
 use phalanx_sys::nccl::{Flavour, version_text};
+use std::ops::Range;
 
 /// RCCL's own features, for one communicator: those that it shares with NCCL ([`Surface`]), HIP's side of
 /// them, and what NCCL has not.
@@ -34,10 +35,21 @@ pub fn version() -> Result<String> {
     Ok(version_text(crate::backend::nccl::library::load(Flavour::Rccl)?.version()))
 }
 
+/// The numbers of the GPUs that this process sees (`hipGetDeviceCount`): all of them, for [`init_all`].
+///
+/// # Errors
+/// [`Error::LibraryNotFound`] with every place that was tried, if there is no HIP; [`Error::Library`] if it does
+/// not start.
+pub fn gpus() -> Result<Range<usize>> {
+    Ok(0..hip::device_count()?)
+}
+
 /// A communicator for each of these GPUs, for one thread that drives them all (`ncclCommInitAll`), or for a
 /// thread each: what the thread that called this can do with them is the same as [NCCL's](super::init_all).
-pub fn init_all(gpus: &[usize]) -> Result<Vec<Comm>> {
-    Ok(start::gpu_ranks(gpus, Flavour::Rccl)?.into_iter().map(Comm::from).collect())
+#[doc(alias = "ncclCommInitAll")]
+pub fn init_all(gpus: impl IntoIterator<Item = usize>) -> Result<Vec<Comm>> {
+    let gpus: Vec<usize> = gpus.into_iter().collect();
+    Ok(start::gpu_ranks(&gpus, Flavour::Rccl)?.into_iter().map(Comm::from).collect())
 }
 
 impl<'a> Rccl<'a> {

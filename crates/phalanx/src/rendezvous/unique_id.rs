@@ -29,6 +29,7 @@ use std::sync::Mutex;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("ncclUniqueId", "ncclGetUniqueId"))]
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UniqueId {
     job: [u8; 16],

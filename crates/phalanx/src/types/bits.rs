@@ -9,14 +9,13 @@ use super::op::{Reduction, ReductionCode};
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let mut bits = [1u64 << comm.rank(), 7];
 ///     comm.all_reduce_in_place(&mut bits, phalanx::Bitwise::Or)?;
 ///     assert_eq!(bits, [0b111, 7]);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,14 +36,13 @@ pub enum Bitwise {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::Logical;
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let has_converged = comm.rank() > 0;
 ///     assert_eq!(comm.all_reduce_value(u8::from(has_converged), Logical::And)?, 0);
 ///     assert_eq!(comm.all_reduce_value(comm.rank() as i32 - 1, Logical::Or)?, 1);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

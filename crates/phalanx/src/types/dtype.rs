@@ -191,7 +191,7 @@ mod sealed {
 ///     kind: u32,
 /// }
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let own = Particle { place: [comm.rank() as f32; 3], kind: 7 };
 ///     let mut all = [Particle::default(); 3];
 ///     comm.all_gather(&[own], &mut all)?;
@@ -208,6 +208,7 @@ mod sealed {
     note = "bool, char and enums without fields: as `phalanx::Unchecked`, which checks what arrives",
     note = "String and str: send the bytes as u8 (`as_bytes`), and their number in a message before; or an object"
 )]
+#[doc(alias("MPI_Type_create_struct", "MPI_Type_contiguous"))]
 pub trait Plain: ElementType + Copy + Send + Sync + 'static {
     /// This type as a value.
     fn dtype() -> DType;

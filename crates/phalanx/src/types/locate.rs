@@ -53,14 +53,13 @@ impl<T: fmt::Debug> fmt::Debug for Located<T> {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::{Locate, Located};
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let loss = [0.3, 0.9, 0.5][comm.rank()];
 ///     let worst = comm.all_reduce_value(Located::new(loss, comm.rank() as u64), Locate::Max)?;
 ///     assert_eq!((worst.value, worst.place()), (0.9, 1));
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

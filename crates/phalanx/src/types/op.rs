@@ -70,15 +70,16 @@ impl fmt::Display for ReduceOp {
 /// ```
 /// # use phalanx::{PreMulSum, Result};
 /// # fn main() -> Result<()> {
-/// let halves = phalanx::run(2, |comm| -> Result<f32> {
+/// let halves = phalanx::try_run(2, |comm| -> Result<f32> {
 ///     let mut x = [comm.rank() as f32 + 1.0];
 ///     comm.all_reduce_in_place(&mut x, PreMulSum(0.5))?;
 ///     Ok(x[0])
 /// })?;
-/// assert_eq!(halves.into_iter().collect::<Result<Vec<_>>>()?, [1.5, 1.5]);
+/// assert_eq!(halves, [1.5, 1.5]);
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "ncclRedOpCreatePreMulSum")]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PreMulSum<T>(pub T);
 

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::Unchecked;
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let own = [comm.rank() == 1, true];
 ///     let mut all = [Unchecked::new(false); 6];
 ///     comm.all_gather(Unchecked::of(&own), &mut all)?;
@@ -35,9 +35,8 @@ use std::mem::MaybeUninit;
 ///     let task = comm.broadcast_value(Task { number: 7, is_last: true.into() }, 0)?;
 ///     assert!(task.is_last.get()?);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy)]

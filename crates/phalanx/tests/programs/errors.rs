@@ -111,3 +111,19 @@ fn a_timeout_of_two_communicators_in_opposite_order_names_both_and_both_operatio
     };
     assert!(errors.iter().any(|error| names_both(error) == Some(true)), "{errors:?}");
 }
+
+/// A stream of a communicator without a GPU: the error names the backend, and says how to get one.
+#[test]
+fn a_communicator_of_host_memory_has_no_stream() {
+    let builder = phalanx::Comm::builder().backend(phalanx::BackendKind::Host);
+    let comms = builder.run(2, |comm| comm).unwrap();
+    let refused = [comms[0].cuda_stream().unwrap_err(), comms[0].hip_stream().unwrap_err()];
+    for (error, (kind, backend)) in refused.iter().zip([("CUDA", "nccl"), ("HIP", "rccl")]) {
+        assert!(matches!(error, Error::Unsupported(_)) && !error.is_fatal(), "{error}");
+        let expected = format!(
+            "a {kind} stream is not available: the communicator is of the backend host; give each rank a GPU, and \
+             choose the backend {backend}: by Builder::backend or PHALANX_BACKEND; `phalanx doctor` says whether it works"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+}

@@ -153,6 +153,18 @@ fn ported_programs_pass_under_a_launcher() {
     }
 }
 
+/// cudarc alone would panic.
+#[test]
+fn ported_programs_say_that_there_is_no_driver() {
+    for name in ["cudarc/all_reduce", "cudarc/single_thread"] {
+        let mut command = Command::new(example("ported"));
+        let output = command.arg(name).env("PHALANX_CUDA_LIB", "/no/such/driver").output().expect("it runs");
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("ported: the CUDA driver was not found (tried /no/such/driver"), "{text}");
+    }
+}
+
 /// Lines that are neither blank nor comments.
 fn lines_of_code(file: &Path) -> usize {
     let source = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));

@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex};
 /// use phalanx_train::device::{Device, Gpu};
 ///
 /// let comm = phalanx::init()?;
-/// let gpu = Gpu::new(comm.cuda_stream().expect("ranks with GPUs"))?;
+/// let gpu = Gpu::new(comm.cuda_stream()?)?;
 /// let mut ones = gpu.zeros::<f32>(4)?;
 /// gpu.fill(&mut gpu.view_mut(&mut ones, 0..4), 1.0)?;
 /// assert_eq!(gpu.download(&gpu.view(&ones, 0..4))?, [1.0; 4]);

@@ -1,19 +1,16 @@
 //! A sum, with a thread for each GPU.
 
-use phalanx::cudarc::driver::CudaContext;
-use phalanx::{BackendKind, Comm, ReduceOp, Result};
+use phalanx::{BackendKind, Comm, ReduceOp, Result, nccl};
 
 pub fn run() -> Result<()> {
-    let gpus = CudaContext::device_count()? as usize;
-    let results = Comm::builder().backend(BackendKind::Nccl).run(gpus, |comm| -> Result<Vec<f32>> {
-        let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let gpus = nccl::gpus()?.len();
+    let sums = Comm::builder().backend(BackendKind::Nccl).try_run(gpus, |comm| -> Result<Vec<f32>> {
+        let stream = comm.cuda_stream()?;
         let sent = stream.clone_htod(&[(comm.rank() + 1) as f32; 2])?;
         let mut sum = stream.alloc_zeros::<f32>(2)?;
         comm.all_reduce(&sent, &mut sum, ReduceOp::Sum)?;
         Ok(stream.clone_dtoh(&sum)?)
     })?;
-    for sum in results {
-        assert_eq!(sum?, [(gpus * (gpus + 1) / 2) as f32; 2]);
-    }
+    assert!(sums.iter().all(|sum| *sum == [(gpus * (gpus + 1) / 2) as f32; 2]));
     Ok(())
 }

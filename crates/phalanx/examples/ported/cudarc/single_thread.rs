@@ -1,12 +1,10 @@
 //! A sum, with one thread for all GPUs.
 
-use phalanx::cudarc::driver::CudaContext;
-use phalanx::{ReduceOp, Result, nccl};
+use phalanx::{Comm, ReduceOp, Result, nccl};
 
 pub fn run() -> Result<()> {
-    let gpus: Vec<usize> = (0..CudaContext::device_count()? as usize).collect();
-    let comms = nccl::init_all(&gpus)?;
-    let streams: Vec<_> = comms.iter().filter_map(|comm| comm.cuda_stream()).collect();
+    let comms = nccl::init_all(nccl::gpus()?)?;
+    let streams = comms.iter().map(Comm::cuda_stream).collect::<Result<Vec<_>>>()?;
     let (mut sent, mut sums) = (Vec::new(), Vec::new());
     for (rank, stream) in streams.iter().enumerate() {
         sent.push(stream.clone_htod(&[(rank + 1) as f32; 2])?);
@@ -19,7 +17,7 @@ pub fn run() -> Result<()> {
         Ok(())
     })?;
     for (stream, sum) in streams.iter().zip(&sums) {
-        assert_eq!(stream.clone_dtoh(sum)?, [(gpus.len() * (gpus.len() + 1) / 2) as f32; 2]);
+        assert_eq!(stream.clone_dtoh(sum)?, [(comms.len() * (comms.len() + 1) / 2) as f32; 2]);
     }
     Ok(())
 }

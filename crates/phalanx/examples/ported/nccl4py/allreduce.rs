@@ -1,13 +1,11 @@
 //! One thread sums a buffer of each GPU, for all GPUs.
 
 use super::COUNT;
-use phalanx::cudarc::driver::CudaContext;
-use phalanx::{ReduceOp, Result, nccl};
+use phalanx::{Comm, ReduceOp, Result, nccl};
 
 pub fn run() -> Result<()> {
-    let gpus: Vec<usize> = (0..CudaContext::device_count()? as usize).collect();
-    let comms = nccl::init_all(&gpus)?;
-    let streams: Vec<_> = comms.iter().filter_map(|comm| comm.cuda_stream()).collect();
+    let comms = nccl::init_all(nccl::gpus()?)?;
+    let streams = comms.iter().map(Comm::cuda_stream).collect::<Result<Vec<_>>>()?;
     let (mut sent, mut sums) = (Vec::new(), Vec::new());
     for (rank, stream) in streams.iter().enumerate() {
         sent.push(stream.clone_htod(&vec![rank as f32; COUNT])?);
@@ -25,8 +23,8 @@ pub fn run() -> Result<()> {
     for comm in &comms {
         comm.sync()?;
     }
-    let expected = (gpus.len() * (gpus.len() - 1) / 2) as f32;
+    let expected = (comms.len() * (comms.len() - 1) / 2) as f32;
     assert!(streams[0].clone_dtoh(&sums[0])?.iter().all(|sum| *sum == expected));
-    println!("the sum of {} GPUs is {expected}", gpus.len());
+    println!("the sum of {} GPUs is {expected}", comms.len());
     Ok(())
 }

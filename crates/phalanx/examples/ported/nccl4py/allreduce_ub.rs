@@ -7,7 +7,7 @@ const COUNT: usize = 1 << 20;
 pub fn run(comm: &Comm) -> Result<()> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let nccl = comm.nccl().expect("a communicator of NCCL");
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     let (mut sent, mut sum) = (nccl.alloc::<f32>(COUNT)?, nccl.alloc::<f32>(COUNT)?);
     println!("rank {rank} has {:?} memory", sent.registration());
     stream.memcpy_htod(&vec![rank as f32; COUNT], &mut sent.slice_mut(..))?;

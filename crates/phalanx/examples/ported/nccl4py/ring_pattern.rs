@@ -1,13 +1,11 @@
 //! One thread sends a buffer from each GPU to the next one.
 
 use super::COUNT;
-use phalanx::cudarc::driver::CudaContext;
-use phalanx::{Result, nccl};
+use phalanx::{Comm, Result, nccl};
 
 pub fn run() -> Result<()> {
-    let gpus: Vec<usize> = (0..CudaContext::device_count()? as usize).collect();
-    let comms = nccl::init_all(&gpus)?;
-    let streams: Vec<_> = comms.iter().filter_map(|comm| comm.cuda_stream()).collect();
+    let comms = nccl::init_all(nccl::gpus()?)?;
+    let streams = comms.iter().map(Comm::cuda_stream).collect::<Result<Vec<_>>>()?;
     let (mut sent, mut received) = (Vec::new(), Vec::new());
     for (rank, stream) in streams.iter().enumerate() {
         let values: Vec<f32> = (0..COUNT).map(|at| (rank * 1000 + at % 1000) as f32).collect();
@@ -25,7 +23,7 @@ pub fn run() -> Result<()> {
     })?;
 
     for (rank, (stream, received)) in streams.iter().zip(&received).enumerate() {
-        let previous = (rank + gpus.len() - 1) % gpus.len();
+        let previous = (rank + comms.len() - 1) % comms.len();
         assert_eq!(stream.clone_dtoh(received)?[0], (previous * 1000) as f32);
         println!("GPU {rank} received the buffer of GPU {previous}");
     }

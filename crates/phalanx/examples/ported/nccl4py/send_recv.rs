@@ -6,7 +6,7 @@ pub fn run(comm: &Comm) -> Result<()> {
     let rank = comm.rank();
     assert_eq!(comm.world_size(), 2, "two ranks are needed");
     let other = 1 - rank;
-    let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    let stream = comm.cuda_stream()?;
     let sent = stream.clone_htod(&[100.0 + rank as f32])?;
     let mut received = stream.alloc_zeros::<f32>(1)?;
     comm.group(|group| {

@@ -18,23 +18,25 @@ pub fn run(comm: &Comm) -> Result<()> {
     assert_eq!(comm.start_recv(vec![0], rank)?.wait()?, [100]);
     send.wait()?;
 
-    let (mut requests, mut complete) = (start()?, 0);
-    while let Some((_, result)) = Request::wait_any(&mut requests) {
+    let mut requests: Vec<_> = start()?.into_iter().map(Some).collect();
+    let mut complete = vec![false; 2 * COUNT];
+    while let Some((place, result)) = Request::wait_any(&mut requests) {
         result?;
-        complete += 1;
+        complete[place] = true;
     }
-    assert_eq!(complete, 2 * COUNT);
+    assert_eq!(complete, [true; 2 * COUNT]);
 
-    let (mut requests, mut complete) = (start()?, 0);
-    while !requests.is_empty() {
+    let mut requests: Vec<_> = start()?.into_iter().map(Some).collect();
+    let mut complete = 0;
+    while complete < 2 * COUNT {
         for (_, result) in Request::wait_some(&mut requests) {
             result?;
             complete += 1;
         }
-        assert_eq!(requests.len(), 2 * COUNT - complete);
+        assert_eq!(requests.iter().flatten().count(), 2 * COUNT - complete);
     }
 
-    let buffers = Request::wait_all(start()?).into_iter().collect::<Result<Vec<_>>>()?;
+    let buffers = Request::wait_all(start()?)?;
     let received: Vec<usize> = buffers[COUNT..].concat();
     assert_eq!(received, (0..COUNT).collect::<Vec<_>>());
     Ok(())

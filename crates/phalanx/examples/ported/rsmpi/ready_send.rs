@@ -10,7 +10,7 @@ pub fn run(comm: &Comm) -> Result<()> {
     let receives: Vec<_> =
         (1..comm.world_size()).map(|peer| comm.start_recv(vec![0u8], peer)).collect::<Result<_>>()?;
     comm.barrier()?;
-    let received = Request::wait_all(receives).into_iter().collect::<Result<Vec<_>>>()?.concat();
+    let received = Request::wait_all(receives)?.concat();
     println!("got {received:?}");
     assert!(received.iter().zip(1..).all(|(value, rank)| *value == rank));
     Ok(())

@@ -10,11 +10,11 @@ pub fn run(comm: &Comm) -> Result<()> {
         assert_eq!(comm.recv_any_value()?, (PI, 0));
         return Ok(());
     }
-    let mut requests =
-        (1..comm.world_size()).map(|peer| comm.start_send(vec![PI], peer)).collect::<Result<Vec<_>>>()?;
-    while let Some((_, sent)) = Request::wait_any(&mut requests) {
+    let send = |peer| comm.start_send(vec![PI], peer).map(Some);
+    let mut requests = (1..comm.world_size()).map(send).collect::<Result<Vec<_>>>()?;
+    while let Some((place, sent)) = Request::wait_any(&mut requests) {
         sent?;
-        println!("a request is complete, {} are left", requests.len());
+        println!("the request of place {place} is complete");
     }
     Ok(())
 }

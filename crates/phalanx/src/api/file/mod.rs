@@ -52,27 +52,24 @@ impl Comm {
     /// # use phalanx::ArrayPart;
     /// # let path = std::env::temp_dir().join(format!("phalanx-array-{}", std::process::id()));
     /// // Three ranks write 10 elements, of which each has a block.
-    /// phalanx::run(3, |comm| {
+    /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
     ///     let part = ArrayPart::block(10, comm.rank(), comm.world_size());
     ///     let data: Vec<u32> = part.iter().flatten().map(|index| index as u32).collect();
     ///     comm.write_at_all(&path, &part, &data)
-    /// })?
-    /// .into_iter()
-    /// .collect::<phalanx::Result<()>>()?;
+    /// })?;
     /// // Two ranks read them, in blocks of two that alternate.
-    /// phalanx::run(2, |comm| {
+    /// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
     ///     let part = ArrayPart::block_cyclic(10, 2, comm.rank(), comm.world_size());
     ///     let mut data = vec![0u32; part.len()];
     ///     comm.read_at_all(&path, &part, &mut data)?;
     ///     assert!(data.iter().zip(part.iter().flatten()).all(|(element, index)| *element == index as u32));
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect::<phalanx::Result<()>>()?;
+    /// })?;
     /// # std::fs::remove_file(&path).unwrap();
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "MPI_File_write_at_all")]
     pub fn write_at_all<T: Plain>(&self, path: impl AsRef<Path>, part: &ArrayPart, data: &[T]) -> Result<()> {
         let path = path.as_ref();
         same_len("write_at_all", "data", data.len(), part.len(), "the elements of the part")?;
@@ -90,6 +87,7 @@ impl Comm {
     ///
     /// # Errors
     /// As for `write_at_all`; a file that is not as long as the whole array is one of [`SystemError`](crate::SystemError).
+    #[doc(alias = "MPI_File_read_at_all")]
     pub fn read_at_all<T: Plain>(
         &self,
         path: impl AsRef<Path>,

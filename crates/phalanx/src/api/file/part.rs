@@ -12,6 +12,7 @@ use std::ops::Range;
 /// let part = ArrayPart::block_cyclic(10, 2, 1, 3);
 /// assert_eq!((part.len(), part.iter().collect::<Vec<_>>()), (4, vec![2..4, 8..10]));
 /// ```
+#[doc(alias = "MPI_File_set_view")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArrayPart {
     /// Elements of the whole array.

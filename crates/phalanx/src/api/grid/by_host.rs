@@ -17,15 +17,14 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> phalanx::Result<()> {
-    /// phalanx::run(4, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
     ///     let grid = phalanx::Grid::new(&[2, 2], &[true, true])?;
     ///     let comm = comm.reorder_by_host(&grid)?;
     ///     let neighbors = grid.neighbors(comm.rank());
     ///     # let _ = neighbors;
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///

@@ -28,7 +28,7 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::Grid;
     ///
-    /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
     ///     let grid = Grid::new(&[3], &[true])?;
     ///     let rank = comm.rank() as u32;
     ///     // Two cells of its own between two of the halo.
@@ -36,9 +36,8 @@ impl Comm {
     ///     comm.exchange_halo(&grid, &mut cells, &[4], &[1])?;
     ///     assert_eq!((cells[0], cells[3]), (10 * ((rank + 2) % 3) + 1, 10 * ((rank + 1) % 3)));
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -53,15 +52,14 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::{BackendKind, Comm, Grid};
     ///
-    /// for cells in Comm::builder().backend(BackendKind::Nccl).run(2, |comm| -> phalanx::Result<Vec<f32>> {
-    ///     let stream = comm.cuda_stream().expect("a communicator on a GPU");
+    /// let cells = Comm::builder().backend(BackendKind::Nccl).try_run(2, |comm| -> phalanx::Result<Vec<f32>> {
+    ///     let stream = comm.cuda_stream()?;
     ///     // Four rows of three cells, of which two rows are the rank's own.
     ///     let mut cells = stream.clone_htod(&[comm.rank() as f32; 4 * 3])?;
     ///     comm.exchange_halo(&Grid::new(&[2, 1], &[true; 2])?, &mut cells, &[4, 3], &[1, 0])?;
     ///     Ok(stream.clone_dtoh(&cells)?)
-    /// })? {
-    ///     println!("{:?}", cells?);
-    /// }
+    /// })?;
+    /// println!("{cells:?}");
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "nccl"))]

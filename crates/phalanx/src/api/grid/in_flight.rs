@@ -133,7 +133,7 @@ impl Comm {
     /// # fn main() -> phalanx::Result<()> {
     /// use phalanx::Grid;
     ///
-    /// phalanx::run(3, |comm| -> phalanx::Result<()> {
+    /// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
     ///     let grid = Grid::new(&[3], &[true])?;
     ///     let rank = comm.rank() as u32;
     ///     let mut cells = [9, 10 * rank, 10 * rank + 1, 9];
@@ -142,9 +142,8 @@ impl Comm {
     ///     halo.finish(&mut cells)?;
     ///     assert_eq!((cells[0], cells[3]), (10 * ((rank + 2) % 3) + 1, 10 * ((rank + 1) % 3)));
     ///     Ok(())
-    /// })?
-    /// .into_iter()
-    /// .collect()
+    /// })?;
+    /// # Ok(())
     /// # }
     /// ```
     ///

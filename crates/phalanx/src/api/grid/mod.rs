@@ -33,6 +33,7 @@ use crate::types::error::{Error, Result, UsageError};
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Cart_create")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grid {
     sizes: Vec<usize>,
@@ -63,6 +64,7 @@ impl Grid {
     ///
     /// # Errors
     /// As for [`new`](Grid::new), and if the number of ranks is no multiple of the given sizes.
+    #[doc(alias = "MPI_Dims_create")]
     pub fn balanced(ranks: usize, sizes: &[usize], periodic: &[bool]) -> Result<Grid> {
         Grid::new(&sizes::balanced(ranks, sizes)?, periodic)
     }
@@ -113,6 +115,7 @@ impl Grid {
     ///
     /// # Panics
     /// If there is no such rank or dimension.
+    #[doc(alias = "MPI_Cart_shift")]
     pub fn shift(&self, rank: usize, dimension: usize, places: isize) -> (Option<usize>, Option<usize>) {
         let coordinates = self.coordinates(rank);
         let at = |places: isize| {
@@ -167,6 +170,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`UsageError::Setting`] for dimensions that are not there or not in increasing order, and for a grid of another number of ranks.
+    #[doc(alias = "MPI_Cart_sub")]
     pub fn split_sub_grid(&self, grid: &Grid, dimensions: &[usize]) -> Result<(Comm, Grid)> {
         grid.check_ranks("split_sub_grid", self)?;
         let part = grid.sub_grid(dimensions)?;

@@ -80,21 +80,21 @@ impl Grid {
 /// # fn main() -> phalanx::Result<()> {
 /// use phalanx::Grid;
 ///
-/// phalanx::run(4, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
 ///     let ring = Grid::new(&[4], &[true])?;
 ///     let mut around = [0; 2];
 ///     comm.neighbor_all_gather(&ring.neighbors(comm.rank()), &[comm.rank()as u32], &mut around)?;
 ///     assert_eq!(around.map(|rank| rank as usize), [(comm.rank() + 3) % 4, (comm.rank() + 1) % 4]);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl Comm {
     /// Sends one buffer to all destinations, and collects the sources' buffers, in the order of the sources.
     ///
     /// `recv.len()` is the number of sources × `send.len()`. `MPI_Neighbor_allgather`.
+    #[doc(alias = "MPI_Neighbor_allgather")]
     pub fn neighbor_all_gather<T: Plain>(
         &self,
         neighbors: &Neighbors,
@@ -120,6 +120,7 @@ impl Comm {
     /// Sends a block to each destination, and receives one from each source.
     ///
     /// `send` has a block of one length for each destination, `recv` for each source. `MPI_Neighbor_alltoall`.
+    #[doc(alias = "MPI_Neighbor_alltoall")]
     pub fn neighbor_all_to_all<T: Plain>(
         &self,
         neighbors: &Neighbors,

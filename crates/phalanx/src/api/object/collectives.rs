@@ -13,6 +13,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`ObjectError`](crate::ObjectError); [`UsageError`](crate::UsageError) for `None` at the root.
+    #[doc(alias("bcast", "broadcast_object_list"))]
     pub fn broadcast_object<T>(&self, object: Option<T>, root: usize) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
@@ -54,6 +55,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`ObjectError`](crate::ObjectError).
+    #[doc(alias = "allgather")]
     pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
@@ -83,6 +85,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`ObjectError`](crate::ObjectError); [`UsageError`](crate::UsageError) for `None` or another number of objects at the root.
+    #[doc(alias = "scatter_object_list")]
     pub fn scatter_objects<T>(&self, objects: Option<Vec<T>>, root: usize) -> Result<T>
     where
         T: Serialize + DeserializeOwned,

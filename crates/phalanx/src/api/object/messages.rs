@@ -23,6 +23,7 @@ impl Comm {
     ///
     /// # Errors
     /// [`ObjectError::Serialize`] and [`ObjectError::TooLong`], which the receiver gets too.
+    #[doc(alias = "send_object_list")]
     pub fn send_object<T: Serialize>(&self, object: &T, peer: usize) -> Result<()> {
         let operation = "send_object";
         self.check_other(operation, peer)?;

@@ -145,16 +145,15 @@ fn cut(mut text: String) -> String {
 /// # fn main() -> phalanx::Result<()> {
 /// use std::collections::BTreeMap;
 ///
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let settings = (comm.rank() == 0).then(|| BTreeMap::from([("steps".to_string(), 100)]));
 ///     let settings = comm.broadcast_object(settings, 0)?;
 ///     assert_eq!(settings["steps"], 100);
 ///     let names = comm.all_gather_object(&format!("rank {}", comm.rank()))?;
 ///     assert_eq!(names, ["rank 0", "rank 1", "rank 2"]);
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 impl Comm {

@@ -27,6 +27,7 @@ use std::marker::PhantomData;
 /// # How it ends
 /// [`end`](Self::end) waits until all ranks have called it. Dropping it does the same and logs an error. If a panic drops it, the communicator
 /// fails on all ranks instead, so that nobody waits for this one.
+#[doc(alias("MPI_Win_fence", "MPI_Win_lock_all"))]
 #[must_use = "dropping it ends the epoch, and only logs an error"]
 pub struct Epoch<'m, T: Plain> {
     comm: &'m Comm,
@@ -69,6 +70,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
 
     /// Writes `source` to a rank's part, from index `at` on. `MPI_Put`, `shmem_put`.
     #[inline]
+    #[doc(alias = "MPI_Put")]
     pub fn put(&self, source: &[T], rank: usize, at: usize) -> Result<()> {
         let to = self.check("put", rank, at, source.len(), 1)?;
         match self.place(to) {
@@ -84,6 +86,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
 
     /// Reads a rank's part, from index `at` on. `MPI_Get`, `shmem_get`.
     #[inline]
+    #[doc(alias = "MPI_Get")]
     pub fn get(&self, target: &mut [T], rank: usize, at: usize) -> Result<()> {
         let from = self.check("get", rank, at, target.len(), 1)?;
         match self.place(from) {
@@ -147,6 +150,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
     }
 
     /// Waits until this rank's accesses to a rank's part are complete there. `MPI_Win_flush`.
+    #[doc(alias = "MPI_Win_flush")]
     pub fn flush(&self, rank: usize) -> Result<()> {
         self.check("flush", rank, 0, 0, 1)?;
         let _limited = self.comm.limited();
@@ -253,6 +257,7 @@ impl<T: AtomicElement> Epoch<'_, T> {
     ///
     /// # Errors
     /// Also [`Error::Unsupported`] for a reduction other than sum, product, minimum, maximum and those of bits.
+    #[doc(alias = "MPI_Accumulate")]
     pub fn accumulate(
         &self,
         source: &[T],
@@ -278,6 +283,7 @@ impl<T: AtomicElement> Epoch<'_, T> {
     /// # Errors
     /// As for [`accumulate`](Self::accumulate).
     #[inline]
+    #[doc(alias = "MPI_Fetch_and_op")]
     pub fn fetch_and_op(&self, value: T, rank: usize, at: usize, op: impl Into<Reduction<T>>) -> Result<T> {
         self.change("fetch_and_op", value, rank, at, atomic_op("fetch_and_op", op.into())?)
     }
@@ -296,6 +302,7 @@ impl<T: AtomicElement> Epoch<'_, T> {
 
     /// Sets an element of a rank's part if it is `expected`. What it was before: `expected`, if it was set. `MPI_Compare_and_swap`.
     #[inline]
+    #[doc(alias = "MPI_Compare_and_swap")]
     pub fn compare_and_swap(&self, expected: T, value: T, rank: usize, at: usize) -> Result<T>
     where
         T: Integer,

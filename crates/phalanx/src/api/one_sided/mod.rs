@@ -23,7 +23,7 @@ use std::marker::PhantomData;
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(3, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(3, |comm| -> phalanx::Result<()> {
 ///     let (rank, ranks) = (comm.rank(), comm.world_size());
 ///     let mut counts = comm.symmetric::<u64>(ranks)?;
 ///     let epoch = counts.epoch()?;
@@ -33,9 +33,8 @@ use std::marker::PhantomData;
 ///     epoch.end()?;
 ///     assert_eq!(counts.local(), [0, 10, 20]);
 ///     counts.free()
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///
@@ -68,6 +67,7 @@ impl Comm {
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) on NCCL and RCCL in a job of several hosts;
     /// [`MismatchError`](crate::MismatchError) if the ranks ask for different memory. What one rank cannot allocate is an error on all.
+    #[doc(alias("MPI_Win_allocate", "MPI_Win_create"))]
     pub fn symmetric<T: Plain>(&self, len: usize) -> Result<SymmetricMemory<'_, T>> {
         let call = window_call::<T>(Operation::Symmetric, len, self.world_size())?;
         self.requests.wait_for_collectives();

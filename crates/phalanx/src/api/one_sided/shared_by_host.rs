@@ -14,16 +14,15 @@ use std::{fmt, io};
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(4, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(4, |comm| -> phalanx::Result<()> {
 ///     let squares = comm.shared_by_host(1000, |table: &mut [u64]| {
 ///         table.iter_mut().enumerate().for_each(|(i, square)| *square = (i * i) as u64);
 ///         phalanx::Result::Ok(())
 ///     })?;
 ///     assert_eq!(squares[31], 961);
 ///     squares.free()
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 ///
@@ -43,6 +42,7 @@ impl Comm {
     /// # Errors
     /// An error of `fill` is an error on all ranks ([`SystemError`](crate::SystemError); on that rank with `fill`'s text).
     /// [`Error::Unsupported`] on NCCL and RCCL in a job of several hosts, and on UCX in one of one host.
+    #[doc(alias = "MPI_Win_allocate_shared")]
     pub fn shared_by_host<T: Plain, E>(
         &self,
         len: usize,

@@ -51,11 +51,13 @@ impl Comm {
     }
 
     /// Starts a [`send`](Comm::send).
+    #[doc(alias("MPI_Isend", "MPI_Bsend", "MPI_Rsend", "MPI_Ssend", "isend"))]
     pub fn start_send<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
         self.start_send_tagged(buf, peer, 0)
     }
 
     /// Starts a [`recv`](Comm::recv).
+    #[doc(alias("MPI_Irecv", "irecv"))]
     pub fn start_recv<B: Owned>(&self, buf: B, peer: usize) -> Result<Request<B>> {
         self.start_recv_tagged(buf, peer, 0)
     }
@@ -75,6 +77,7 @@ impl Comm {
     }
 
     /// Starts a [`send_recv`](Comm::send_recv): both messages at once, each as long as its own buffer.
+    #[doc(alias = "MPI_Isendrecv")]
     pub fn start_send_recv<S, R>(
         &self,
         send: S,

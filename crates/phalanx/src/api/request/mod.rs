@@ -45,6 +45,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// An operation under way, and the buffers it uses.
+#[doc(alias = "MPI_Request")]
 #[must_use = "a request that is dropped before it is complete leaks its buffers"]
 pub struct Request<B> {
     buffers: ManuallyDrop<MaybeDangling<B>>,
@@ -111,6 +112,7 @@ impl MessagePair {
 impl<B> Request<B> {
     /// Waits until the operation is complete, and gives the buffers back. The wait has the deadline of the communicator, or
     /// view, that it was started with. On an error the buffers are dropped.
+    #[doc(alias = "MPI_Wait")]
     pub fn wait(mut self) -> Result<B> {
         self.complete()
     }
@@ -148,6 +150,7 @@ impl<B> Request<B> {
     }
 
     /// Whether [`wait`](Request::wait) would answer at once. `MPI_Request_get_status`.
+    #[doc(alias("MPI_Test", "MPI_Request_get_status"))]
     pub fn is_done(&mut self) -> bool {
         let (backend, moving) = (&*self.requests.backend, &*self.requests.moving);
         match &mut self.work {

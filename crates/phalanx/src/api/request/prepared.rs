@@ -18,7 +18,7 @@ use crate::watch::RecordId;
 /// ```
 /// # fn main() -> phalanx::Result<()> {
 /// # use phalanx::ReduceOp;
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let mut norm = comm.prepare_all_reduce(vec![0.0f32], ReduceOp::Sum)?;
 ///     for step in 0..3 {
 ///         norm.buffers[0] = (comm.rank() + step) as f32;
@@ -26,11 +26,11 @@ use crate::watch::RecordId;
 ///         assert_eq!(norm.buffers[0], (1 + 2 * step) as f32);
 ///     }
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "MPI_Start")]
 pub struct Prepared<'c, B> {
     /// The buffer of the operation, or its two: `(send, recv)`. Their lengths stay as they are.
     pub buffers: B,

@@ -17,7 +17,7 @@ use crate::watch::RecordId;
 ///
 /// ```
 /// # fn main() -> phalanx::Result<()> {
-/// phalanx::run(2, |comm| -> phalanx::Result<()> {
+/// phalanx::try_run(2, |comm| -> phalanx::Result<()> {
 ///     let peer = 1 - comm.rank();
 ///     let mut exchange = comm.prepare_send_recv(vec![0u32; 3], peer, vec![0u32; 3], peer)?;
 ///     for step in 0..3 {
@@ -26,9 +26,8 @@ use crate::watch::RecordId;
 ///         assert_eq!(exchange.buffers.1, [10 * step + peer as u32; 3]);
 ///     }
 ///     Ok(())
-/// })?
-/// .into_iter()
-/// .collect()
+/// })?;
+/// # Ok(())
 /// # }
 /// ```
 pub struct PreparedMessage<'c, B> {
@@ -92,11 +91,13 @@ fn place(transfer: &mut Transfer, (start, len): (*const u8, usize)) -> Result<()
 /// Messages of the same buffers that are sent or received many times: see [`PreparedMessage`].
 impl Comm {
     /// Prepares a [`send`](Comm::send).
+    #[doc(alias = "MPI_Send_init")]
     pub fn prepare_send<B: Owned>(&self, buf: B, peer: usize) -> Result<PreparedMessage<'_, B>> {
         self.prepare_send_tagged(buf, peer, 0)
     }
 
     /// Prepares a [`recv`](Comm::recv).
+    #[doc(alias = "MPI_Recv_init")]
     pub fn prepare_recv<B: Owned>(&self, buf: B, peer: usize) -> Result<PreparedMessage<'_, B>> {
         self.prepare_recv_tagged(buf, peer, 0)
     }

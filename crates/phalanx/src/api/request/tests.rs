@@ -109,3 +109,28 @@ fn a_panic_in_a_started_collective_is_an_error_of_all_that_were_started() {
         assert!(matches!(result, Err(Error::Aborted { rank: 0 })), "{result:?}");
     }
 }
+
+/// The others are waited for even if the first one has failed, and the first error counts, in the order of the requests.
+#[test]
+fn wait_all_waits_for_all_and_answers_the_first_error() {
+    let ran = Comm::builder().backend(BackendKind::Host).try_run(2, |comm| -> Result<()> {
+        let (left, aborted) = (comm.duplicate()?, comm.duplicate()?);
+        if comm.rank() == 1 {
+            // Rank 0 has started its receives.
+            comm.recv(&mut [0u8], 0)?;
+            drop(left);
+            aborted.abort();
+            // By now a wait that ends at the first error is over.
+            std::thread::sleep(Duration::from_millis(20));
+            return comm.send(&[7u8], 0);
+        }
+        let start = |comm: &Comm| comm.start_recv(vec![0u8], 1);
+        let receives = [start(&left)?, start(&aborted)?, start(&comm)?];
+        comm.send(&[0u8], 1)?;
+        let first = Request::wait_all(receives);
+        assert!(matches!(first, Err(Error::Peer(_))), "{first:?}");
+        assert_eq!(lock(&comm.requests.moving.state).requests, 0, "one was not waited for");
+        Ok(())
+    });
+    ran.unwrap();
+}

@@ -6,14 +6,13 @@
 //! ```no_run
 //! # fn main() -> phalanx::Result<()> {
 //! use phalanx::{BackendKind, Comm, ReduceOp};
-//! for result in Comm::builder().backend(BackendKind::Rccl).run(2, |comm| -> phalanx::Result<Vec<f32>> {
-//!     let stream = comm.hip_stream().expect("a communicator on AMD's GPUs");
+//! let results = Comm::builder().backend(BackendKind::Rccl).try_run(2, |comm| -> phalanx::Result<Vec<f32>> {
+//!     let stream = comm.hip_stream()?;
 //!     let mut gradients = stream.clone_htod(&[comm.rank() as f32; 1024])?;
 //!     comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
 //!     stream.clone_dtoh(&gradients)
-//! })? {
-//!     assert_eq!(result?, [1.0; 1024]);
-//! }
+//! })?;
+//! assert_eq!(results, [[1.0; 1024]; 2]);
 //! # Ok(())
 //! # }
 //! ```

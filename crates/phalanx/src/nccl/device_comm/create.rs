@@ -176,6 +176,7 @@ impl Nccl<'_> {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for requirements that it does not have; the
     /// library's own where the ranks cannot have what is asked for, such as symmetric memory
     /// ([`Properties::device_api`](crate::nccl::Properties::device_api)).
+    #[doc(alias = "ncclDevCommCreate")]
     pub fn device_comm(&self, requirements: &DeviceRequirements) -> Result<DeviceComm> {
         let communicator = &self.comm.communicator;
         let library = communicator.library;
