@@ -188,9 +188,7 @@ pub(crate) trait Backend: std::any::Any + Send + Sync {
     }
 
     /// An error if the communicator has failed.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
+    fn check(&self) -> Result<()>;
 
     /// Waits until this rank's work is complete.
     fn sync(&self) -> Result<()> {

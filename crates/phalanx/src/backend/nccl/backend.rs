@@ -76,6 +76,10 @@ impl Backend for NcclComm {
         Some(NcclComm::make_portable(self))
     }
 
+    fn check(&self) -> Result<()> {
+        self.communicator.check()
+    }
+
     unsafe fn collective(&self, call: &Call<'_>) -> Result<()> {
         let is_combined_on_host = call.is_combined_on_host();
         if is_combined_on_host {

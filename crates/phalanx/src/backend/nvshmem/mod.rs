@@ -182,6 +182,10 @@ impl Backend for NvshmemComm {
         BackendKind::Nvshmem
     }
 
+    fn check(&self) -> Result<()> {
+        NvshmemComm::check(self)
+    }
+
     fn rank(&self) -> usize {
         self.host_channel.rank()
     }
