@@ -12,6 +12,10 @@ use std::sync::mpsc::channel;
 struct Panicking(SoloComm);
 
 impl Backend for Panicking {
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn kind(&self) -> BackendKind {
         self.0.kind()
     }
