@@ -62,8 +62,8 @@ pub(crate) struct Communicator {
     pub(crate) is_made: AtomicBool,
     /// Whether a graph may hold operations of the library.
     pub(crate) is_captured: Arc<AtomicBool>,
-    /// Whether the program launches kernels that wait for peers.
-    pub(crate) has_kernels: AtomicBool,
+    /// When the program was last about to launch a kernel that waits for peers.
+    pub(crate) last_kernel: Mutex<Option<RunInstant>>,
     /// Whether it has failed or ended, and nothing of it is under way on the GPU.
     pub(crate) is_quiet: AtomicBool,
     /// Counts entries into the library and returns from it: odd while a thread is inside.
@@ -209,7 +209,7 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             is_made: AtomicBool::new(false),
             is_captured: Arc::default(),
-            has_kernels: AtomicBool::new(false),
+            last_kernel: Mutex::default(),
             is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),
             queued: Arc::default(),
@@ -239,6 +239,19 @@ impl Communicator {
     #[inline]
     pub fn lock_library(&self) -> Result<LockedLibrary<'_>> {
         let guard = self.device.library_lock.acquire().map_err(|lost| self.fail(lost))?;
+        self.enter_library(guard)
+    }
+
+    /// The library lock, if it is free. An error if the communicator has ended.
+    pub fn poll_library(&self) -> Result<Option<LockedLibrary<'_>>> {
+        match self.device.library_lock.try_acquire() {
+            Some(guard) => self.enter_library(guard).map(Some),
+            None => self.device.library_lock.check().map(|()| None).map_err(|lost| self.fail(lost)),
+        }
+    }
+
+    #[inline]
+    fn enter_library(&self, guard: LibraryGuard) -> Result<LockedLibrary<'_>> {
         if self.ended.load(Ordering::Relaxed) {
             drop(guard);
             return Err(self.failure());

@@ -2,10 +2,10 @@
 
 use super::communicator::Communicator;
 use crate::buffer::stream::GpuStream;
+use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
 
 /// The streams on which such kernels may run.
 #[derive(Default)]
@@ -36,10 +36,11 @@ impl KernelStreams {
             }
             .into());
         }
-        communicator.has_kernels.store(true, Ordering::Release);
         communicator.adopt(stream)?;
         // Not while memory is freed, for which the driver would wait for the kernel.
-        drop(device.library_lock.acquire()?);
+        let locked = device.library_lock.acquire()?;
+        *lock(&communicator.last_kernel) = Some(RunInstant::now());
+        drop(locked);
         device.remember(&mut lock(&self.0), stream);
         Ok(())
     }

@@ -28,6 +28,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// How long an attempt keeps operations from beginning, at most, until those under way are over: an eighth of the pause before.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long a kernel of the program's may take to be launched, once it is announced.
+const LAUNCHING: Duration = Duration::from_millis(50);
+
 /// What is to be freed, in the order in which it was put there.
 static LIST: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
 
@@ -207,9 +210,13 @@ impl Rest {
 impl Communicator {
     /// Whether one of its operations may be under way on the GPU.
     fn is_at_work(&self) -> bool {
-        let is_waited_for = lock(&self.last).announced.is_none() && !self.has_kernels.load(Ordering::Acquire);
+        let last_kernel = *lock(&self.last_kernel);
+        let is_waited_for = lock(&self.last).announced.is_none() && last_kernel.is_none();
         if is_waited_for || self.is_quiet.load(Ordering::Acquire) {
             return false;
+        }
+        if last_kernel.is_some_and(|announced| announced.elapsed() < LAUNCHING) {
+            return true;
         }
         let _current = self.device.enter();
         let is_busy = |stream: &GpuStream| matches!(self.device.is_busy(stream.raw()), Ok(true));

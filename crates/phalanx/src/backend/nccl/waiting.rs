@@ -37,7 +37,11 @@ impl Communicator {
         let mut backoff = Backoff::since(since);
         let _waiting = self.control_channel.waiting();
         loop {
-            let state = self.async_state(&self.lock_library()?)?;
+            // Who holds the lock may wait for this rank's GPU, whose work ends at the deadline.
+            let state = match self.poll_library()? {
+                Some(locked) => self.async_state(&locked)?,
+                None => ncclResult_t::InProgress,
+            };
             match state {
                 ncclResult_t::Success => return Ok(()),
                 ncclResult_t::InProgress => {}
