@@ -1,8 +1,8 @@
 //! Ends a communicator: a healthy one is finalized and destroyed, a failed one revoked and aborted, each in a thread with a bound.
 //!
 //! `ncclCommFinalize` and `ncclCommRevoke` stop its work, after which no call uses it. `ncclCommDestroy` and `ncclCommAbort` free it,
-//! later (`reclaim.rs`). A library without `ncclCommRevoke` (it came with 2.28.7) frees a failed one at once,
-//! and so does one that graphs have operations of.
+//! later (`reclaim.rs`). A failed one is freed at once if the library has no `ncclCommRevoke` (it came with 2.28.7), and if graphs or
+//! kernels of the program may use it.
 //!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and hangs if one of them aborts instead. So
 //! all ranks decide alike, by what all of them see: if the communicator has failed, it is aborted; otherwise
@@ -90,7 +90,7 @@ impl Communicator {
             ended: self.ended.clone(),
             queued: self.queued.clone(),
             revoked: self.revoked.clone(),
-            is_made: self.is_made.load(Ordering::Acquire),
+            can_be_revoked: self.is_made.load(Ordering::Acquire) && !self.has_kernels.load(Ordering::Acquire),
             is_captured: self.is_captured.clone(),
             rank: self.rank,
         }
@@ -311,8 +311,8 @@ struct Ending {
     /// the process exits).
     queued: Arc<AtomicBool>,
     revoked: Arc<Mutex<bool>>,
-    /// Before that it cannot be revoked.
-    is_made: bool,
+    /// Not while it is being made; nor where the program may launch kernels with it.
+    can_be_revoked: bool,
     /// Whether a graph may hold operations of it: the abort waits for the graph's end, but not if it was revoked before.
     is_captured: Arc<AtomicBool>,
     rank: usize,
@@ -334,7 +334,7 @@ impl Ending {
             return;
         }
         let is_captured = self.is_captured.load(Ordering::Acquire);
-        let can_be_revoked = self.is_made && !is_captured;
+        let can_be_revoked = self.can_be_revoked && !is_captured;
         if *revoked && is_captured {
             crate::os::log::error!(
                 rank = self.rank,
