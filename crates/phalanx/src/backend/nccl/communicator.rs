@@ -63,7 +63,7 @@ pub(crate) struct Communicator {
     /// Whether a graph may hold operations of the library.
     pub(crate) is_captured: Arc<AtomicBool>,
     /// Whether the program may launch kernels that wait for peers.
-    pub(crate) has_kernels: AtomicBool,
+    pub(crate) has_kernels: Arc<AtomicBool>,
     /// When it was last about to launch one.
     pub(crate) last_kernel: Mutex<Option<RunInstant>>,
     /// Whether it has failed or ended, and nothing of it is under way on the GPU.
@@ -211,7 +211,7 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             is_made: AtomicBool::new(false),
             is_captured: Arc::default(),
-            has_kernels: AtomicBool::new(false),
+            has_kernels: Arc::default(),
             last_kernel: Mutex::default(),
             is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),

@@ -12,17 +12,19 @@ use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The threads of this process that are making a communicator.
 static WORK: Mutex<InitThreads> =
-    Mutex::new(InitThreads { threads: 0, has_begun: false, is_kept_out: false });
+    Mutex::new(InitThreads { threads: 0, lost: 0, has_begun: false, is_kept_out: false });
 
 struct InitThreads {
     threads: usize,
+    /// Those of them that the library does not let go of.
+    lost: usize,
     /// Whether there ever was one.
     has_begun: bool,
     /// Whether [`NoInits`] keeps others from beginning.
@@ -43,7 +45,26 @@ pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
 }
 
 /// A thread that is making a communicator, until dropped.
-struct InitThread(());
+struct InitThread {
+    progress: Arc<InitProgress>,
+}
+
+/// What becomes of such a thread. Changes under the lock of [`WORK`].
+#[derive(Default)]
+struct InitProgress {
+    is_over: AtomicBool,
+    is_lost: AtomicBool,
+}
+
+impl InitProgress {
+    /// Nobody waits for the thread any more.
+    fn lose(&self) {
+        let mut work = lock(&WORK);
+        if !self.is_over.load(Ordering::Relaxed) && !self.is_lost.swap(true, Ordering::Relaxed) {
+            work.lost += 1;
+        }
+    }
+}
 
 impl InitThread {
     /// Waits for [`NoInits`]; an error if a call of the library on this device does not come back.
@@ -54,7 +75,7 @@ impl InitThread {
             if !work.is_kept_out {
                 work.threads += 1;
                 work.has_begun = true;
-                return Ok(InitThread(()));
+                return Ok(InitThread { progress: Arc::default() });
             }
             drop(work);
             std::thread::sleep(LOOK);
@@ -64,7 +85,10 @@ impl InitThread {
 
 impl Drop for InitThread {
     fn drop(&mut self) {
-        lock(&WORK).threads -= 1;
+        let mut work = lock(&WORK);
+        work.threads -= 1;
+        work.lost -= usize::from(self.progress.is_lost.load(Ordering::Relaxed));
+        self.progress.is_over.store(true, Ordering::Relaxed);
     }
 }
 
@@ -75,19 +99,20 @@ impl NoInits {
     /// `None` if a communicator is being made, or there is one.
     pub fn begin() -> Option<NoInits> {
         let mut work = lock(&WORK);
-        if work.threads > 0 || work.is_kept_out {
+        if work.threads > work.lost || work.is_kept_out {
             return None;
         }
         work.is_kept_out = true;
         Some(NoInits(()))
     }
 
-    /// Waits until it can begin.
-    pub fn wait() -> NoInits {
+    /// Waits until it can begin, but no longer than the end of a communicator may take.
+    pub fn wait() -> Option<NoInits> {
+        let since = RunInstant::now();
         loop {
             match NoInits::begin() {
-                Some(begun) => return begun,
-                None => std::thread::sleep(LOOK),
+                None if since.elapsed() < ENDING => std::thread::sleep(LOOK),
+                begun => return begun,
             }
         }
     }
@@ -135,6 +160,7 @@ pub(crate) struct PendingInit {
     function: &'static str,
     parent: Option<Arc<Communicator>>,
     stage: Arc<AtomicU8>,
+    progress: Arc<InitProgress>,
 }
 
 /// Stages of the thread that calls the library: before the call, inside (or back), or cancelled before it.
@@ -249,6 +275,7 @@ impl PendingInit {
         let (device, (sender, answer)) = (*device, channel());
         let stage = Arc::new(AtomicU8::new(BEFORE));
         let of_thread = stage.clone();
+        let progress = thread.progress.clone();
         let work = move || {
             let _current = device.enter();
             let result = match advance(&of_thread, INSIDE) {
@@ -259,7 +286,7 @@ impl PendingInit {
             let _ = sender.send(result);
         };
         match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {
-            Ok(_) => Ok(PendingInit { answer, function, parent, stage }),
+            Ok(_) => Ok(PendingInit { answer, function, parent, stage, progress }),
             Err(error) => {
                 parent.iter().for_each(|parent| parent.leave_group());
                 let remedy = "a communicator is made in one: raise `ulimit -u`";
@@ -303,6 +330,7 @@ impl PendingInit {
         let is_out = advance(&self.stage, CANCELLED) || self.fetch();
         if !is_out {
             crate::os::log::error!(rank, "{} has not come back: what it made is leaked", self.function);
+            self.progress.lose();
         }
         match &self.parent {
             Some(parent) if is_out => {

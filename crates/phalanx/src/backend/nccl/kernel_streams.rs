@@ -22,6 +22,8 @@ impl KernelStreams {
         communicator.check_owner()?;
         communicator.check()?;
         let device = communicator.device;
+        // Nothing ends or is freed meanwhile: for the latter the driver would wait for the kernel.
+        let locked = device.library_lock.acquire()?;
         if communicator.has_ended() {
             return Err(Error::from(UnsupportedError {
                 what: "a kernel with memory of its communicator".into(),
@@ -38,8 +40,6 @@ impl KernelStreams {
             .into());
         }
         communicator.adopt(stream)?;
-        // Not while memory is freed, for which the driver would wait for the kernel.
-        let locked = device.library_lock.acquire()?;
         *lock(&communicator.last_kernel) = Some(RunInstant::now());
         communicator.has_kernels.store(true, Ordering::Release);
         drop(locked);

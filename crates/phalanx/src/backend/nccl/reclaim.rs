@@ -20,12 +20,12 @@ use std::thread::Thread;
 use std::time::Duration;
 
 /// How long who gives memory back waits until it is free.
-const TOGETHER: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_millis(100);
 
 /// Shortest and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(800));
 
-/// How long an attempt keeps operations from beginning, at most, until those under way are over: an eighth of the pause before.
+/// How long an attempt keeps operations from beginning, at most, until those under way are over: an eighth of the time since the last.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long a kernel of the program's may take to be launched, once it is announced.
@@ -69,7 +69,7 @@ impl Remains {
 
 /// Waits until all that can be free is, but not for long: GPUs may be busy.
 pub(crate) fn wait() {
-    wait_while(|waited| waited < TOGETHER);
+    wait_while(|waited| waited < LINGER);
 }
 
 /// [`wait`], as long as the end of a communicator may take. False if something is not free.
@@ -136,8 +136,9 @@ pub(crate) fn later_unless_used(
 
 fn start() -> Option<Thread> {
     let work = || {
+        let mut last_attempt = RunInstant::now();
         loop {
-            free_what_is_due();
+            free_what_is_due(&mut last_attempt);
             let shortest = lock(&LIST).iter().map(|remains| remains.since.elapsed()).min();
             match shortest {
                 Some(waited) => std::thread::park_timeout((waited / 8).clamp(PAUSES.0, PAUSES.1)),
@@ -150,11 +151,13 @@ fn start() -> Option<Thread> {
 }
 
 /// One attempt.
-fn free_what_is_due() {
-    if let Some(waited) = longest_wait()
-        && let Some(rest) = Rest::begin((waited / 64).min(PATIENCE))
-    {
-        rest.free_what_is_due();
+fn free_what_is_due(last_attempt: &mut RunInstant) {
+    if let Some(waited) = longest_wait() {
+        let patience = waited.min(last_attempt.elapsed()) / 8;
+        if let Some(rest) = Rest::begin(patience.min(PATIENCE)) {
+            rest.free_what_is_due();
+        }
+        *last_attempt = RunInstant::now();
     }
     // Dropped without the lock: what they own may put more into the list.
     let is_over = |remains: &mut Remains| {

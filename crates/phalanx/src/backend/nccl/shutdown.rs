@@ -90,7 +90,8 @@ impl Communicator {
             ended: self.ended.clone(),
             queued: self.queued.clone(),
             revoked: self.revoked.clone(),
-            can_be_revoked: self.is_made.load(Ordering::Acquire) && !self.has_kernels.load(Ordering::Acquire),
+            is_made: self.is_made.load(Ordering::Acquire),
+            has_kernels: self.has_kernels.clone(),
             is_captured: self.is_captured.clone(),
             rank: self.rank,
         }
@@ -311,8 +312,10 @@ struct Ending {
     /// the process exits).
     queued: Arc<AtomicBool>,
     revoked: Arc<Mutex<bool>>,
-    /// Not while it is being made; nor where the program may launch kernels with it.
-    can_be_revoked: bool,
+    /// Before that it cannot be revoked.
+    is_made: bool,
+    /// Whether the program may launch kernels with it: it is not revoked then, but aborted at once.
+    has_kernels: Arc<AtomicBool>,
     /// Whether a graph may hold operations of it: the abort waits for the graph's end, but not if it was revoked before.
     is_captured: Arc<AtomicBool>,
     rank: usize,
@@ -334,13 +337,14 @@ impl Ending {
             return;
         }
         let is_captured = self.is_captured.load(Ordering::Acquire);
-        let can_be_revoked = self.can_be_revoked && !is_captured;
+        let can_wait = !is_captured && !self.has_kernels.load(Ordering::Acquire);
+        let revoke_now = || self.is_made && self.library.ncclCommRevoke.is_some_and(|f| self.revoke(f));
         if *revoked && is_captured {
             crate::os::log::error!(
                 rank = self.rank,
                 "a communicator is leaked: a CUDA graph may still use it"
             );
-        } else if *revoked || can_be_revoked && self.library.ncclCommRevoke.is_some_and(|f| self.revoke(f)) {
+        } else if can_wait && (*revoked || revoke_now()) {
             self.free_later("ncclCommAbort", abort);
         } else {
             // SAFETY: called once, since `ended` is not set; the only thread inside, by both locks.

@@ -115,7 +115,7 @@ impl Communicator {
 /// It was allocated by `ncclMemAlloc`, nobody uses it, it is not registered, and this happens once.
 pub(crate) unsafe fn free(library: &'static Library, device: &GpuDevice, start: *mut u8) {
     let Some(free) = library.ncclMemFree else { return };
-    let (device, address) = (*device, start.addr());
+    let (device, address) = (*device, start.expose_provenance());
     reclaim::later("ncclMemFree", move || {
         let _current = device.enter();
         // SAFETY: the caller's contract.
