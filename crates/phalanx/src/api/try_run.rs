@@ -74,10 +74,9 @@ impl Comm {
     /// In [`try_run`]: notes if this communicator has failed because of another rank.
     pub(super) fn note_lost_peer(&self) {
         let Some(lost_peer) = &self.lost_peer else { return };
-        let failure = self.recorder.failure().cloned().or_else(|| self.backend.check().err());
-        let blamed = match failure {
-            Some(Error::Peer(error)) => error.rank,
-            Some(Error::Aborted { rank }) => rank,
+        let blamed = match self.backend.check() {
+            Err(Error::Peer(error)) => error.rank,
+            Err(Error::Aborted { rank }) => rank,
             _ => return,
         };
         if blamed != self.rank() {

@@ -61,8 +61,6 @@ pub(crate) struct Recorder {
     born: Moment,
     /// Whether the failure has been reported, or is being reported by the thread that holds `writing`.
     reported: AtomicBool,
-    /// The communicator's failure, as a call has answered it.
-    failure: OnceLock<Error>,
     writing: Mutex<()>,
     /// The communicator, which knows the processes of its ranks.
     members: OnceLock<Weak<dyn Backend>>,
@@ -86,7 +84,6 @@ impl Recorder {
             clock,
             born: clock.moment(),
             reported: AtomicBool::new(false),
-            failure: OnceLock::new(),
             writing: Mutex::default(),
             members: OnceLock::new(),
         });
@@ -309,18 +306,9 @@ impl Recorder {
     /// Writes the flight record and tells the launcher, once, if the communicator has failed.
     #[cold]
     pub fn failed(&self, error: &Error) {
-        if !error.is_fatal() {
-            return;
-        }
-        self.failure.get_or_init(|| error.clone());
-        if self.report(&dump::Reason::Failure(error)) {
+        if error.is_fatal() && self.report(&dump::Reason::Failure(error)) {
             launcher::failed(self, error);
         }
-    }
-
-    /// The communicator's failure, if a call has answered one.
-    pub fn failure(&self) -> Option<&Error> {
-        self.failure.get()
     }
 
     /// The same because the thread that holds the communicator panics.

@@ -12,7 +12,7 @@ use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use phalanx_sys::nccl::{NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclResult_t, ncclUniqueId};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,24 +46,7 @@ pub(crate) fn before_the_first<R>(f: impl FnOnce() -> R) -> Option<R> {
 
 /// A thread that is making a communicator, until dropped.
 struct InitThread {
-    progress: Arc<InitProgress>,
-}
-
-/// What becomes of such a thread. Changes under the lock of [`WORK`].
-#[derive(Default)]
-struct InitProgress {
-    is_over: AtomicBool,
-    is_lost: AtomicBool,
-}
-
-impl InitProgress {
-    /// Nobody waits for the thread any more.
-    fn lose(&self) {
-        let mut work = lock(&WORK);
-        if !self.is_over.load(Ordering::Relaxed) && !self.is_lost.swap(true, Ordering::Relaxed) {
-            work.lost += 1;
-        }
-    }
+    stage: Arc<AtomicU8>,
 }
 
 impl InitThread {
@@ -75,7 +58,7 @@ impl InitThread {
             if !work.is_kept_out {
                 work.threads += 1;
                 work.has_begun = true;
-                return Ok(InitThread { progress: Arc::default() });
+                return Ok(InitThread { stage: Arc::new(AtomicU8::new(BEFORE)) });
             }
             drop(work);
             std::thread::sleep(LOOK);
@@ -87,8 +70,7 @@ impl Drop for InitThread {
     fn drop(&mut self) {
         let mut work = lock(&WORK);
         work.threads -= 1;
-        work.lost -= usize::from(self.progress.is_lost.load(Ordering::Relaxed));
-        self.progress.is_over.store(true, Ordering::Relaxed);
+        work.lost -= usize::from(self.stage.swap(OVER, Ordering::AcqRel) == LOST);
     }
 }
 
@@ -160,13 +142,14 @@ pub(crate) struct PendingInit {
     function: &'static str,
     parent: Option<Arc<Communicator>>,
     stage: Arc<AtomicU8>,
-    progress: Arc<InitProgress>,
 }
 
-/// Stages of the thread that calls the library: before the call, inside (or back), or cancelled before it.
+/// Stages of the thread that calls the library: before the call, inside, cancelled before it, given up inside, or over.
 const BEFORE: u8 = 0;
 const INSIDE: u8 = 1;
 const CANCELLED: u8 = 2;
+const LOST: u8 = 3;
+const OVER: u8 = 4;
 
 /// How long a thread that goes inside may take until it is where the library notices that it shall come out.
 const ENTRY: Duration = Duration::from_millis(20);
@@ -273,12 +256,10 @@ impl PendingInit {
             parent.set_queued(true);
         }
         let (device, (sender, answer)) = (*device, channel());
-        let stage = Arc::new(AtomicU8::new(BEFORE));
-        let of_thread = stage.clone();
-        let progress = thread.progress.clone();
+        let stage = thread.stage.clone();
         let work = move || {
             let _current = device.enter();
-            let result = match advance(&of_thread, INSIDE) {
+            let result = match advance(&thread.stage, BEFORE, INSIDE) {
                 true => order.carry_out(),
                 false => ncclResult_t::InvalidUsage,
             };
@@ -286,7 +267,7 @@ impl PendingInit {
             let _ = sender.send(result);
         };
         match std::thread::Builder::new().name("phalanx-init".into()).spawn(work) {
-            Ok(_) => Ok(PendingInit { answer, function, parent, stage, progress }),
+            Ok(_) => Ok(PendingInit { answer, function, parent, stage }),
             Err(error) => {
                 parent.iter().for_each(|parent| parent.leave_group());
                 let remedy = "a communicator is made in one: raise `ulimit -u`";
@@ -327,10 +308,10 @@ impl PendingInit {
     /// Makes the thread come back, or leaves it. A parent that is being split fails too: the thread is inside
     /// it.
     fn give_up(&self, rank: usize, failure: &Error) {
-        let is_out = advance(&self.stage, CANCELLED) || self.fetch();
+        let is_out = advance(&self.stage, BEFORE, CANCELLED) || self.fetch();
         if !is_out {
             crate::os::log::error!(rank, "{} has not come back: what it made is leaked", self.function);
-            self.progress.lose();
+            self.lose();
         }
         match &self.parent {
             Some(parent) if is_out => {
@@ -342,6 +323,12 @@ impl PendingInit {
         }
     }
 
+    /// Nobody waits any more for a thread that is still inside.
+    fn lose(&self) {
+        let mut work = lock(&WORK);
+        work.lost += usize::from(advance(&self.stage, INSIDE, LOST));
+    }
+
     /// Makes the thread come back from the library; false if that is impossible.
     fn fetch(&self) -> bool {
         let Some(parent) = &self.parent else { return false };
@@ -350,9 +337,9 @@ impl PendingInit {
     }
 }
 
-/// Whether the thread was not there yet, and this is how far it is.
-fn advance(stage: &AtomicU8, next: u8) -> bool {
-    stage.compare_exchange(BEFORE, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
+/// Whether the thread was at one stage, and is at the next one now.
+fn advance(stage: &AtomicU8, from: u8, next: u8) -> bool {
+    stage.compare_exchange(from, next, Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
 impl Communicator {

@@ -14,8 +14,8 @@ use crate::buffer::stream::GpuStream;
 use crate::os::sync::lock;
 use crate::os::{ForkMark, RunInstant};
 use crate::types::error::Result;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -41,10 +41,9 @@ static THREAD: OnceLock<(ForkMark, Option<Thread>)> = OnceLock::new();
 struct Remains {
     what: &'static str,
     use_of_peers: Box<dyn Fn(Duration) -> UseOfPeers + Send>,
-    /// Taken by the thread that frees.
+    /// `None` from when the thread frees it.
     free: Option<Box<dyn FnOnce() + Send>>,
     since: RunInstant,
-    is_free: Arc<AtomicBool>,
 }
 
 /// Whether other ranks may still use what is to be freed.
@@ -128,7 +127,6 @@ pub(crate) fn later_unless_used(
         use_of_peers: Box::new(use_of_peers),
         free: Some(Box::new(free)),
         since: RunInstant::now(),
-        is_free: Arc::default(),
     };
     lock(&LIST).push(remains);
     thread.unpark();
@@ -161,7 +159,7 @@ fn free_what_is_due(last_attempt: &mut RunInstant) {
     }
     // Dropped without the lock: what they own may put more into the list.
     let is_over = |remains: &mut Remains| {
-        remains.is_free.load(Ordering::Acquire) || matches!(remains.use_of_peers(), UseOfPeers::Endless)
+        remains.free.is_none() || matches!(remains.use_of_peers(), UseOfPeers::Endless)
     };
     let over: Vec<_> = lock(&LIST).extract_if(.., is_over).collect();
     drop(over);
@@ -199,13 +197,12 @@ impl Rest {
         let due: Vec<_> = lock(&LIST)
             .iter_mut()
             .filter(|remains| remains.is_due())
-            .filter_map(|remains| Some((remains.what, remains.free.take()?, remains.is_free.clone())))
+            .filter_map(|remains| Some((remains.what, remains.free.take()?)))
             .collect();
-        for (what, free, is_free) in due {
+        for (what, free) in due {
             let call = BoundedCall::new(what, self.limit);
             self.guards.iter().for_each(|guard| guard.is_for(&call));
             device::beside_captures(free);
-            is_free.store(true, Ordering::Release);
         }
     }
 }

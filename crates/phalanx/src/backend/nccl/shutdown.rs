@@ -59,7 +59,7 @@ pub(crate) fn wait_until_all_are_out() -> bool {
 }
 
 impl Communicator {
-    /// Ends the C communicator at once, and waits for a while until an aborted operation has left the GPU.
+    /// Ends the C communicator's work, and waits for a while until an aborted operation has left the GPU.
     ///
     /// If it is a member of an open group, or is being split, the library still reads it: the end of the
     /// group or split then aborts it.
