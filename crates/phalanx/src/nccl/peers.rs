@@ -9,7 +9,6 @@ use crate::contract::{Call, Operation};
 use crate::types::error::{Error, Result, UnsupportedError};
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// FIFOs between the GPUs of a host for kernels of a program's own: made by [`Nccl::peers`].
 ///
@@ -64,7 +63,6 @@ impl<'a> Nccl<'a> {
         // SAFETY: one thread at a time makes collective calls.
         let fifos = unsafe { comm.make_fifos(direct) }?.map_err(|reason| refused(&reason.to_string()))?;
         let number = front.next_memory();
-        comm.communicator.has_kernels.store(true, Ordering::Release);
         Ok(Peers { surface: **self, fifos, streams: KernelStreams::default(), number })
     }
 }

@@ -62,9 +62,7 @@ pub(crate) struct Communicator {
     pub(crate) is_made: AtomicBool,
     /// Whether a graph may hold operations of the library.
     pub(crate) is_captured: Arc<AtomicBool>,
-    /// Whether the program may launch kernels that wait for peers.
-    pub(crate) has_kernels: Arc<AtomicBool>,
-    /// When it was last about to launch one.
+    /// When the program was last about to launch a kernel that waits for peers.
     pub(crate) last_kernel: Mutex<Option<RunInstant>>,
     /// Whether it has failed or ended, and nothing of it is under way on the GPU.
     pub(crate) is_quiet: AtomicBool,
@@ -211,7 +209,6 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             is_made: AtomicBool::new(false),
             is_captured: Arc::default(),
-            has_kernels: Arc::default(),
             last_kernel: Mutex::default(),
             is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),

@@ -6,7 +6,6 @@ use crate::os::RunInstant;
 use crate::os::sync::lock;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
 
 /// The streams on which such kernels may run.
 #[derive(Default)]
@@ -41,7 +40,6 @@ impl KernelStreams {
         }
         communicator.adopt(stream)?;
         *lock(&communicator.last_kernel) = Some(RunInstant::now());
-        communicator.has_kernels.store(true, Ordering::Release);
         drop(locked);
         device.remember(&mut lock(&self.0), stream);
         Ok(())

@@ -1,8 +1,8 @@
 //! Ends a communicator: a healthy one is finalized and destroyed, a failed one revoked and aborted, each in a thread with a bound.
 //!
 //! `ncclCommFinalize` and `ncclCommRevoke` stop its work, after which no call uses it. `ncclCommDestroy` and `ncclCommAbort` free it,
-//! later (`reclaim.rs`). A failed one is freed at once if the library has no `ncclCommRevoke` (it came with 2.28.7), and if graphs or
-//! kernels of the program may use it.
+//! later (`reclaim.rs`). A failed one is freed at once if the library has no `ncclCommRevoke` (it came with 2.28.7), and if graphs
+//! may use it.
 //!
 //! Since 2.31 `ncclCommFinalize` waits for all ranks of the host, and hangs if one of them aborts instead. So
 //! all ranks decide alike, by what all of them see: if the communicator has failed, it is aborted; otherwise
@@ -91,7 +91,6 @@ impl Communicator {
             queued: self.queued.clone(),
             revoked: self.revoked.clone(),
             is_made: self.is_made.load(Ordering::Acquire),
-            has_kernels: self.has_kernels.clone(),
             is_captured: self.is_captured.clone(),
             rank: self.rank,
         }
@@ -314,8 +313,6 @@ struct Ending {
     revoked: Arc<Mutex<bool>>,
     /// Before that it cannot be revoked.
     is_made: bool,
-    /// Whether the program may launch kernels with it: it is not revoked then, but aborted at once.
-    has_kernels: Arc<AtomicBool>,
     /// Whether a graph may hold operations of it: the abort waits for the graph's end, but not if it was revoked before.
     is_captured: Arc<AtomicBool>,
     rank: usize,
@@ -337,14 +334,13 @@ impl Ending {
             return;
         }
         let is_captured = self.is_captured.load(Ordering::Acquire);
-        let can_wait = !is_captured && !self.has_kernels.load(Ordering::Acquire);
         let revoke_now = || self.is_made && self.library.ncclCommRevoke.is_some_and(|f| self.revoke(f));
         if *revoked && is_captured {
             crate::os::log::error!(
                 rank = self.rank,
                 "a communicator is leaked: a CUDA graph may still use it"
             );
-        } else if can_wait && (*revoked || revoke_now()) {
+        } else if !is_captured && (*revoked || revoke_now()) {
             self.free_later("ncclCommAbort", abort);
         } else {
             // SAFETY: called once, since `ended` is not set; the only thread inside, by both locks.
