@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(240);
 /// Scenarios that one world of so many ranks performs.
 type Group = (&'static str, usize, fn(usize) -> Launch);
 
-const GROUPS: [Group; 17] = [
+const GROUPS: [Group; 18] = [
     ("matrix", 2, |ranks| of(ranks, MATRIX.into_iter().map(|operation| ("matrix", operation)))),
     ("vectors", 2, |ranks| all(ranks, vectors::SCENARIOS)),
     ("vectors", 3, |ranks| all(ranks, vectors::SCENARIOS)),
@@ -46,9 +46,9 @@ const GROUPS: [Group; 17] = [
         ];
         of(ranks, all.into_iter().flat_map(promised))
     }),
-    ("one_sided", 3, |ranks| {
-        of(ranks, [one_sided::SCENARIOS, one_sided::SHARED].into_iter().flat_map(promised))
-    }),
+    // Of two PEs also on machines with as many GPUs.
+    ("one_sided", 2, one_sided),
+    ("one_sided", 3, one_sided),
     ("halos_on_gpu", 3, |ranks| of(ranks, [("cuda/halos", "")].into_iter())),
     ("portable", 2, |ranks| all(ranks, portable::SCENARIOS)),
     ("portable", 3, |ranks| all(ranks, portable::SCENARIOS)),
@@ -80,6 +80,10 @@ fn of(ranks: usize, scenarios: impl Iterator<Item = (&'static str, &'static str)
         .env("PHALANX_BACKEND", "nvshmem")
         .env(ANY_ORDER, "1")
         .env(NO_NAN, "1")
+}
+
+fn one_sided(ranks: usize) -> Launch {
+    of(ranks, [one_sided::SCENARIOS, one_sided::SHARED].into_iter().flat_map(promised))
 }
 
 const NOT_PROMISED: &str = "communicators/on_threads_at_once";

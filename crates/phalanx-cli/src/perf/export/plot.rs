@@ -1,4 +1,4 @@
-//! The results as a picture: time and bus bandwidth against size, with logarithmic axes.
+//! The results as a picture: time and bus bandwidth against size, with logarithmic axes, and how far the iterations differ.
 //!
 //! It is drawn at the end of the run. An interrupted run leaves no picture.
 
@@ -36,7 +36,7 @@ impl Plot {
         // The options allow two extensions only.
         let is_png = self.path.extension().is_some_and(|extension| extension == "png");
         let format = if is_png { Format::Png } else { Format::Svg };
-        let picture = picture::draw(format, PIXELS, &|area| paint(area, &title(report), &series))?;
+        let picture = picture::draw(format, PIXELS, &|area| paint(area, report, &series))?;
         file::write(&self.path, &picture)
     }
 }
@@ -61,24 +61,33 @@ struct Series {
     style: ShapeStyle,
     /// Hollow for a saved run.
     points_style: ShapeStyle,
-    /// Size in bytes, and time in microseconds.
-    times: Vec<(f64, f64)>,
-    /// Size in bytes, and bus bandwidth in GB/s.
-    bandwidths: Vec<(f64, f64)>,
+    /// In microseconds.
+    times: Vec<Point>,
+    /// Bus bandwidths in GB/s.
+    bandwidths: Vec<Point>,
+}
+
+/// A figure of a size.
+struct Point {
+    bytes: f64,
+    value: f64,
+    /// Those of the fastest iteration and of the 95th percentile. A loop's average has none.
+    spread: Option<[f64; 2]>,
 }
 
 /// A diagram: its name, and the points of a line in it.
-type Panel = (&'static str, fn(&Series) -> &[(f64, f64)]);
+type Panel = (&'static str, fn(&Series) -> &[Point]);
 
 const PANELS: [Panel; 2] =
     [("time (µs)", |series| &series.times), ("bus bandwidth (GB/s)", |series| &series.bandwidths)];
 
-fn paint(area: &Area<'_>, title: &str, series: &[Series]) -> Result<(), DrawError> {
+fn paint(area: &Area<'_>, report: &Report, series: &[Series]) -> Result<(), DrawError> {
     // A single rank has no bus bandwidth.
     let has_points = |panel: &&Panel| series.iter().any(|series| !panel.1(series).is_empty());
     let panels: Vec<&Panel> = PANELS.iter().filter(has_points).collect();
 
-    let area = area.margin(10, 0, 0, 0).titled(title, (FONT, TEXT_SIZE + 6))?;
+    let area = area.margin(10, 0, 0, 0).titled(&title(report), (FONT, TEXT_SIZE + 6))?;
+    let area = area.titled(&caption(report, series), (FONT, TEXT_SIZE))?;
     let (diagrams, legend) = area.split_horizontally(LEGEND.0);
     for (part, panel) in diagrams.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
         paint_panel(part, panel, series)?;
@@ -96,6 +105,16 @@ fn title(report: &Report) -> String {
         options.backend,
         options.gpus.first().map_or(report.machine.cpu_name(), |gpu| &gpu.name)
     )
+}
+
+/// What the points are, and what measured them.
+fn caption(report: &Report, series: &[Series]) -> String {
+    let has_spread = series.iter().flat_map(|series| &series.times).any(|point| point.spread.is_some());
+    let points = match has_spread {
+        true => "medians of the iterations, from the fastest to the 95th percentile",
+        false => "averages of a loop",
+    };
+    format!("{points}; phalanx {}, {}", report.version, report.date)
 }
 
 /// The lines: one for each kind of row and place, of this run and the saved one.
@@ -133,14 +152,23 @@ fn line(
     style: ShapeStyle,
     filled: bool,
 ) -> Option<Series> {
-    let points = |figure: fn(&Measurement) -> Option<f64>| -> Vec<(f64, f64)> {
+    let points = |figure: fn(&Measurement) -> Option<f64>, at: fn(&Measurement, f64) -> f64| -> Vec<Point> {
         let rows = run.rows.iter().filter(|row| kind(row) == of);
-        rows.filter_map(|row| Some((row.size as f64, figure(row.measurement(place)?)?)))
+        let point = |row: &Row| {
+            let measured = row.measurement(place)?;
+            let spread = [at(measured, measured.min), at(measured, measured.p95)];
             // The axes are logarithmic.
-            .filter(|&(size, value)| size > 0.0 && value > 0.0)
-            .collect()
+            let is_there = measured.loop_average.is_none() && measured.min > 0.0;
+            Some(Point {
+                bytes: row.size as f64,
+                value: figure(measured)?,
+                spread: is_there.then_some(spread),
+            })
+        };
+        rows.filter_map(point).filter(|point| point.bytes > 0.0 && point.value > 0.0).collect()
     };
-    let (times, bandwidths) = (points(|m| Some(m.time)), points(|m| m.busbw));
+    let times = points(|m| Some(m.time), |_, time| time);
+    let bandwidths = points(|m| m.busbw, |m, time| m.busbw.unwrap_or(0.0) * m.time / time);
     let points_style = if filled { style.filled() } else { style };
     (!times.is_empty()).then_some(Series { name, style, points_style, times, bandwidths })
 }
@@ -163,8 +191,9 @@ fn kind(row: &Row) -> String {
 
 fn paint_panel(area: &Area<'_>, &(name, points_of): &Panel, series: &[Series]) -> Result<(), DrawError> {
     let points = || series.iter().flat_map(points_of);
-    let (low_x, high_x) = range(points().map(|point| point.0), 2.0);
-    let (low_y, high_y) = range(points().map(|point| point.1), 10.0);
+    let values = |point: &Point| point.spread.into_iter().flatten().chain([point.value]);
+    let (low_x, high_x) = range(points().map(|point| point.bytes), 2.0);
+    let (low_y, high_y) = range(points().flat_map(values), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(15)
         // For the half of the last label that is beyond the axis.
@@ -185,9 +214,15 @@ fn paint_panel(area: &Area<'_>, &(name, points_of): &Panel, series: &[Series]) -
         .draw()?;
     for series in series {
         let points = points_of(series);
-        let line = LineSeries::new(points.iter().copied(), series.style);
-        chart.draw_series(line)?;
-        let circle = |&point: &(f64, f64)| Circle::new(point, 4, series.points_style);
+        let edge = |which: usize| {
+            let spreads = points.iter().filter_map(move |point| Some((point.bytes, point.spread?[which])));
+            spreads.collect::<Vec<_>>()
+        };
+        let band: Vec<_> = edge(0).into_iter().chain(edge(1).into_iter().rev()).collect();
+        chart.draw_series([Polygon::new(band, series.style.color.mix(0.15))])?;
+        let place = |point: &Point| (point.bytes, point.value);
+        chart.draw_series(LineSeries::new(points.iter().map(place), series.style))?;
+        let circle = |point| Circle::new(place(point), 4, series.points_style);
         chart.draw_series(points.iter().map(circle))?;
     }
     Ok(())
@@ -239,6 +274,8 @@ mod tests {
             assert!(svg.contains(text), "{text} is missing");
         }
         assert!(!svg.contains("saved run"));
+        assert!(svg.contains("medians of the iterations, from the fastest to the 95th percentile; phalanx"));
+        assert_eq!(svg.matches("<polygon").count(), 4, "a band for each line");
         assert!(drawn("run.png", &report(), None).starts_with(b"\x89PNG"));
     }
 

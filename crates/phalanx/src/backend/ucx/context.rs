@@ -1,9 +1,10 @@
 //! The loaded library, and its context: what UCX is told before it starts.
 
+use super::tunables::TCP_SEGMENT;
 use crate::types::error::{Error, LibraryError, Result, UsageError};
 use phalanx_sys::LoadError;
 use phalanx_sys::ucx::*;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 /// The interface whose network is used, by its name.
@@ -28,6 +29,7 @@ pub(super) fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_cont
     // SAFETY: a variable for the settings; no prefix, no file.
     let read = unsafe { (ucx.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
     check(ucx, read, "ucp_config_read")?;
+    lengthen_segments(ucx, config);
     let chosen = choose_interface(ucx, config);
     // SAFETY: all fields may be zero; the mask says which count.
     let params = ucp_params_t {
@@ -47,6 +49,21 @@ pub(super) fn create_context(ucx: &'static Ucx, ranks: usize) -> Result<ucp_cont
     // SAFETY: the settings from above, which UCX has copied.
     unsafe { (ucx.ucp_config_release)(config) };
     made.map(|()| context)
+}
+
+/// Sets how much UCX copies to a TCP connection at once, unless the user has. Without it all works, too.
+fn lengthen_segments(ucx: &Ucx, config: ucp_config_t) {
+    if ["UCX_TCP_RX_SEG_SIZE", "UCX_TCP_TX_SEG_SIZE"].iter().any(|name| std::env::var_os(name).is_some()) {
+        return;
+    }
+    let set = |setting: &CStr| {
+        // SAFETY: settings, and strings that are copied.
+        let answer = unsafe { (ucx.ucp_config_modify)(config, setting.as_ptr(), TCP_SEGMENT.as_ptr()) };
+        answer == ucs_status_t::Ok
+    };
+    // What is received must not be less than what is sent. UCX 1.13 knows a transport's settings without its name only.
+    let _ = set(c"TCP_RX_SEG_SIZE") && set(c"TCP_TX_SEG_SIZE");
+    let _ = set(c"RX_SEG_SIZE") && set(c"TX_SEG_SIZE");
 }
 
 /// Sets UCX's devices to the interface that the user has named, if so.
