@@ -12,6 +12,7 @@ use phalanx_testkit::processes::{Launch, phase};
 use phalanx_testkit::scenario::{ErrorContext, Outcome};
 use phalanx_testkit::suite::Condition;
 use phalanx_testkit::{Scenario, ucx};
+use rustix::process::{Pid, Signal, kill_process};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -20,6 +21,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("gpu_windows/behind_its_stream", behind_its_stream),
     Scenario::rank("gpu_windows/released_meanwhile", released_meanwhile),
     Scenario::rank("gpu_windows/lost_meanwhile", lost_meanwhile),
+    Scenario::rank("gpu_windows/inside_a_host", inside_a_host),
     Scenario::rank("gpu_windows/without_ucx", without_ucx),
 ];
 
@@ -48,6 +50,7 @@ pub fn trials() -> Vec<Trial> {
     let own = ["pieces", "crossing", "behind_its_stream", "released_meanwhile"].map(|name| (name, 2));
     let mut trials: Vec<Trial> = worlds
         .chain(own)
+        .chain([("inside_a_host", 4)])
         .map(|(name, ranks)| {
             let run = move || Ok(on_own_kernels("nccl", ranks, launch(name, ranks).on_hosts(2)).map(drop)?);
             Trial::test(format!("gpu_windows/hosts/{name}/{ranks}"), run)
@@ -208,6 +211,42 @@ fn released_meanwhile(comm: Comm, _: &[String]) -> Outcome {
     expect("got", &got, |index| value(0, index))?;
     drop(remote);
     must("barrier", comm.barrier())?;
+    done()
+}
+
+/// Ranks of one host of several copy themselves: also while the window's process is stopped. The rank of the other host gets the rest later.
+fn inside_a_host(comm: Comm, _: &[String]) -> Outcome {
+    let (rank, len) = (comm.rank(), 300_000);
+    let values: Vec<u8> = (0..len).map(|index| value(rank, index)).collect();
+    let window = window(&comm, &values)?;
+    let open = open_all::<u8>(&comm, window.descriptor())?;
+    let processes = must("all_gather_value", comm.all_gather_value(std::process::id()))?;
+    let (here, there) = (rank ^ 1, (rank + 2) % 4);
+    assert!(comm.host_topology().same_host(rank, here) && !comm.host_topology().same_host(rank, there));
+    let mut got = upload(&comm, &vec![0u8; len])?;
+    if rank % 2 == 1 {
+        let process = Pid::from_raw(processes[here] as i32).ok_or("a process")?;
+        kill_process(process, Signal::STOP).context(|| "stop".into())?;
+        let copied = open[here].get(&mut got, 0).and_then(|()| open[here].sync());
+        kill_process(process, Signal::CONT).context(|| "go on".into())?;
+        must("get", copied)?;
+        expect("got", &stream(&comm).clone_dtoh(&got).context(|| "download".into())?, |index| {
+            value(here, index)
+        })?;
+        must("put", open[here].put(&upload(&comm, &values)?, 0))?;
+        must("signal", open[here].signal())?;
+    } else {
+        must("wait_signals", window.wait_signals(here, 1))?;
+        expect("put", &held(&comm, &window)?, |index| value(here, index))?;
+    }
+    must("barrier", comm.barrier())?;
+    must("get", open[there].get(&mut got, 0).and_then(|()| open[there].sync()))?;
+    // Even ranks' windows have what the odd one beside put there.
+    let got = stream(&comm).clone_dtoh(&got).context(|| "download".into())?;
+    expect("got", &got, |index| value(there | 1, index))?;
+    must("barrier", comm.barrier())?;
+    drop(open);
+    must("release", window.release())?;
     done()
 }
 

@@ -389,6 +389,14 @@ impl ControlChannel {
         })
     }
 
+    /// Whether a rank runs on this rank's host.
+    #[cfg(feature = "nccl")]
+    pub fn shares_host_with(&self, rank: usize) -> bool {
+        let (endpoint, members) = (&self.endpoint, self.endpoint.members());
+        let topology = endpoint.world.topology();
+        topology.is_none_or(|topology| topology.same_host(members[endpoint.rank], members[rank]))
+    }
+
     /// Whether a rank's process has ended, however it left the communicator.
     pub fn has_exited(&self, rank: usize) -> bool {
         let endpoint = &self.endpoint;

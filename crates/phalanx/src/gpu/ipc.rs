@@ -4,9 +4,10 @@ use super::cuda::failed;
 use crate::types::error::Result;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUdeviceptr, CUipcMemHandle};
+use serde::{Deserialize, Serialize};
 
 /// A handle of an allocation of `cuMemAlloc`, by which other processes of the host open it (`CUipcMemHandle`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct IpcHandle(pub [u64; 8]);
 
 impl IpcHandle {

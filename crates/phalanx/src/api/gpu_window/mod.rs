@@ -130,7 +130,7 @@ impl Comm {
     /// processes, since they are of CUDA's pools. The call waits for the work on the slice, so the others find what it holds then.
     /// `cuIpcGetMemHandle`.
     ///
-    /// In a job on several hosts, copies go through host memory and UCX, which is found at run time: the first call starts
+    /// Copies between hosts go through host memory and UCX, which is found at run time: in a job on several hosts the first call starts
     /// a thread that serves them, with 4 MiB of page-locked memory.
     ///
     /// # Errors

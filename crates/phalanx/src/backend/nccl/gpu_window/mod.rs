@@ -5,7 +5,7 @@
 //! open. The others (`remote.rs`) open the allocation (`cuIpcOpenMemHandle`, or peer access between threads) and enqueue copies; lists of
 //! short blocks are one kernel (`list.rs`).
 //!
-//! Where the ranks of a communicator are on several hosts, the memory is staged (`far/`).
+//! Where the ranks of a communicator are on several hosts, they agree by messages, and copies between hosts are staged (`far/`).
 
 mod far;
 mod list;
@@ -22,17 +22,14 @@ use super::direct::clear;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{GpuRegion, GpuWindow, GpuWindowKey, GpuWindows, RemoteGpuWindow};
 use crate::control::endpoint::Endpoint;
-use crate::gpu::cuda::gpu_ids;
-use crate::gpu::ipc::IpcHandle;
-use crate::gpu::kernels::{check, during_captures};
+use crate::gpu::kernels::during_captures;
 use crate::os::random_number;
 use crate::os::sync::lock;
 use crate::rendezvous::store::Store;
 use crate::types::dtype::DType;
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
-use cudarc::driver::sys;
 use own::OwnWindow;
-use record::{Registration, SharedRecord};
+use record::{Place, Registration, SharedRecord};
 use remote::RemoteWindow;
 use std::sync::Arc;
 
@@ -110,23 +107,11 @@ impl GpuWindows for NcclComm {
         let _current = device.enter();
         let last = communicator.last_enqueued().map(|(announced, _)| announced);
         communicator.wait_for(stream.raw(), &last.unwrap_or_else(|| communicator.auxiliary_call()))?;
+        let place = Place::of(device, region.address, endpoint.world.is_of_threads());
         if let Some((far, _)) = self.far(endpoint)? {
-            return far.register(region);
+            // Without it, copies inside a host are staged, too.
+            return far.register(region, place.ok());
         }
-        let (mut base, mut bytes) = (0, 0);
-        // SAFETY: out-pointers on the stack; the driver refuses an address that it does not know.
-        let found =
-            unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, region.address as _) };
-        check("cuMemGetAddressRange", found)?;
-        let handle = match endpoint.world.is_of_threads() {
-            true => IpcHandle::NONE,
-            false => during_captures(|| IpcHandle::of(base)).map_err(|error| {
-                refused(
-                    &format!("other processes cannot open it ({error})"),
-                    "allocate it with Comm::alloc_gpu",
-                )
-            })?,
-        };
         let need = "a registration needs a number of its own";
         let registration = Registration {
             nonce: [random_number(need)?, random_number(need)?],
@@ -134,10 +119,7 @@ impl GpuWindows for NcclComm {
             rank: communicator.rank as u64,
             dtype: region.dtype,
             len: region.len as u64,
-            base,
-            offset: region.address - base,
-            gpu: gpu_ids()?[device.ordinal()],
-            handle,
+            place: place?,
         };
         let record = SharedRecord::publish(&endpoint.world, communicator.ranks, &registration)?;
         Ok(Box::new(OwnWindow::new(communicator.clone(), record, registration.nonce)))

@@ -1,13 +1,19 @@
 //! [`SharedRecord`]: what all ranks see of a registration, in memory that they share.
 
 use super::own::Record;
+use super::refused;
+use crate::backend::nccl::device::GpuDevice;
 use crate::control::flags::Signals;
 use crate::control::segment::Segment;
 use crate::control::world::World;
+use crate::gpu::cuda::gpu_ids;
 use crate::gpu::ipc::IpcHandle;
+use crate::gpu::kernels::{check, during_captures};
 use crate::types::dtype::DType;
 use crate::types::error::Result;
 use crate::types::memory::GpuId;
+use cudarc::driver::sys;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,12 +26,38 @@ pub(super) struct Registration {
     pub rank: u64,
     pub dtype: DType,
     pub len: u64,
+    pub place: Place,
+}
+
+/// Where memory is, for other ranks of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
     /// Where the allocation begins, in its rank's process.
     pub base: u64,
     /// Where the elements begin in it.
     pub offset: u64,
     pub gpu: GpuId,
     pub handle: IpcHandle,
+}
+
+impl Place {
+    /// Of memory of this process. Its GPU is current.
+    pub fn of(device: &GpuDevice, address: u64, are_threads: bool) -> Result<Place> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: out-pointers on the stack; the driver refuses an address that it does not know.
+        let found = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) };
+        check("cuMemGetAddressRange", found)?;
+        let handle = match are_threads {
+            true => IpcHandle::NONE,
+            false => during_captures(|| IpcHandle::of(base)).map_err(|error| {
+                refused(
+                    &format!("other processes cannot open it ({error})"),
+                    "allocate it with Comm::alloc_gpu",
+                )
+            })?,
+        };
+        Ok(Place { base, offset: address - base, gpu: gpu_ids()?[device.ordinal()], handle })
+    }
 }
 
 const WORDS: usize = 18;
@@ -40,9 +72,9 @@ impl Registration {
             self.dtype.code().into(),
             self.dtype.mark(self.len),
         ]);
-        words[6..8].copy_from_slice(&[self.base, self.offset]);
-        words[8..10].copy_from_slice(&self.gpu.words());
-        words[10..].copy_from_slice(&self.handle.0);
+        words[6..8].copy_from_slice(&[self.place.base, self.place.offset]);
+        words[8..10].copy_from_slice(&self.place.gpu.words());
+        words[10..].copy_from_slice(&self.place.handle.0);
         words
     }
 
@@ -55,10 +87,12 @@ impl Registration {
             rank: words[3],
             dtype,
             len,
-            base: words[6],
-            offset: words[7],
-            gpu: GpuId::from_words([words[8], words[9]]),
-            handle: IpcHandle(std::array::from_fn(|i| words[10 + i])),
+            place: Place {
+                base: words[6],
+                offset: words[7],
+                gpu: GpuId::from_words([words[8], words[9]]),
+                handle: IpcHandle(std::array::from_fn(|i| words[10 + i])),
+            },
         })
     }
 }
@@ -197,10 +231,12 @@ mod tests {
             rank: 1,
             dtype: DType::F32,
             len: 100,
-            base: 0x1000,
-            offset: 0x100,
-            gpu: GpuId(std::array::from_fn(|i| i as u8)),
-            handle: IpcHandle(std::array::from_fn(|i| i as u64 * 7)),
+            place: Place {
+                base: 0x1000,
+                offset: 0x100,
+                gpu: GpuId(std::array::from_fn(|i| i as u8)),
+                handle: IpcHandle(std::array::from_fn(|i| i as u64 * 7)),
+            },
         }
     }
 

@@ -1,10 +1,10 @@
 //! [`RemoteWindow`]: memory of another rank, open here.
 
 use super::list::{self, Block};
-use super::record::{Registration, SharedRecord};
+use super::record::{Place, Registration, SharedRecord};
 use super::{refused, stale};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
-use crate::backend::nccl::device::GpuEvent;
+use crate::backend::nccl::device::{GpuDevice, GpuEvent};
 use crate::backend::nccl::direct::enable_peer_access;
 use crate::buffer::stream::GpuStream;
 use crate::contract::{CopyDirection, GpuBlock, Operation, RemoteGpuWindow};
@@ -56,10 +56,7 @@ pub(super) struct RemoteWindow {
     communicator: Arc<Communicator>,
     /// Not dropped while work of the stream may use it.
     record: ManuallyDrop<SharedRecord>,
-    /// Where the elements begin, as this rank's GPU reaches them.
-    start: CUdeviceptr,
-    /// What is to be closed: memory of another process.
-    mapped: Option<CUdeviceptr>,
+    mapped: Mapped,
     copies: Arc<CopyStream>,
 }
 
@@ -76,12 +73,12 @@ impl RemoteWindow {
         }
         let let_go = |_: &_| record.let_go(communicator.rank);
         let copies = CopyStream::new(communicator, registration.rank as usize, stream).inspect_err(let_go)?;
-        let (base, mapped) = reach(communicator, registration).inspect_err(let_go)?;
+        let rank = registration.rank as usize;
+        let mapped = Mapped::open(communicator, rank, &registration.place).inspect_err(let_go)?;
         communicator.keep_copies(&copies);
         Ok(Some(RemoteWindow {
             communicator: communicator.clone(),
             record: ManuallyDrop::new(record),
-            start: base + registration.offset,
             mapped,
             copies,
         }))
@@ -100,33 +97,85 @@ impl RemoteWindow {
     }
 }
 
-/// Where a registered allocation begins for this rank's GPU, and what is to be closed for it.
-fn reach(
-    communicator: &Communicator,
-    registration: &Registration,
-) -> Result<(CUdeviceptr, Option<CUdeviceptr>)> {
-    let rank = registration.rank as usize;
-    if rank == communicator.rank {
-        return Ok((registration.base, None));
+/// Memory of a rank of this host, as this rank's GPU reaches it.
+pub(super) struct Mapped {
+    /// Where the elements begin.
+    start: CUdeviceptr,
+    /// What is to be closed: memory of another process.
+    opened: Option<CUdeviceptr>,
+}
+
+impl Mapped {
+    /// Its rank keeps the memory until this is closed.
+    pub fn open(communicator: &Communicator, rank: usize, place: &Place) -> Result<Mapped> {
+        let start = place.base + place.offset;
+        if rank == communicator.rank {
+            return Ok(Mapped { start, opened: None });
+        }
+        let remedy = "use messages between these ranks";
+        let Some(ordinal) = gpu_ids()?.iter().position(|id| *id == place.gpu) else {
+            let why = format!("this process does not see the GPU of rank {rank} (CUDA_VISIBLE_DEVICES)");
+            return Err(refused(&why, remedy));
+        };
+        let own = communicator.device.ordinal();
+        if ordinal != own && link(own, ordinal)? == PeerLink::None {
+            let why = format!("GPU {own} does not reach the memory of GPU {ordinal}, which rank {rank} has");
+            return Err(refused(&why, remedy));
+        }
+        let _current = communicator.device.enter();
+        if communicator.control_channel.is_of_threads() {
+            enable_peer_access(own, ordinal)?;
+            return Ok(Mapped { start, opened: None });
+        }
+        // SAFETY: the caller's contract: the rank keeps its memory.
+        let base = during_captures(|| unsafe { place.handle.open() })?;
+        Ok(Mapped { start: base + place.offset, opened: Some(base) })
     }
-    let remedy = "use messages between these ranks";
-    let Some(ordinal) = gpu_ids()?.iter().position(|id| *id == registration.gpu) else {
-        let why = format!("this process does not see the GPU of rank {rank} (CUDA_VISIBLE_DEVICES)");
-        return Err(refused(&why, remedy));
-    };
-    let own = communicator.device.ordinal();
-    if ordinal != own && link(own, ordinal)? == PeerLink::None {
-        let why = format!("GPU {own} does not reach the memory of GPU {ordinal}, which rank {rank} has");
-        return Err(refused(&why, remedy));
+
+    /// Enqueues copies on the stream.
+    ///
+    /// # Safety
+    /// As for [`RemoteGpuWindow::copy`]; it is not closed before they are complete.
+    pub unsafe fn copy(
+        &self,
+        device: &GpuDevice,
+        copies: &CopyStream,
+        (direction, local, element): (CopyDirection, *mut u8, usize),
+        blocks: &[GpuBlock],
+    ) -> Result<()> {
+        let _current = device.enter();
+        let stream = copies.stream.raw();
+        let place = |block: &GpuBlock| {
+            let here = local as u64 + (block.local * element) as u64;
+            let there = self.start + (block.remote * element) as u64;
+            let (to, from) = match direction {
+                CopyDirection::Put => (there, here),
+                CopyDirection::Get => (here, there),
+            };
+            Block { to, from, bytes: (block.len * element) as u64 }
+        };
+        let bytes = blocks.iter().map(|block| block.len * element).sum();
+        // SAFETY: the caller's contract.
+        let copied = unsafe {
+            match list::is_for_kernel(blocks.len(), bytes) {
+                true => blocks.chunks(list::MOST).try_for_each(|part| {
+                    let part: Vec<Block> = part.iter().map(place).collect();
+                    list::copy_together(device, stream, &part)
+                }),
+                false => list::copy_each(device, stream, blocks.iter().map(place)),
+            }
+        };
+        // Also behind a part of the copies.
+        copies.last.record(&copies.stream).and(copied)
     }
-    let _current = communicator.device.enter();
-    if communicator.control_channel.is_of_threads() {
-        enable_peer_access(own, ordinal)?;
-        return Ok((registration.base, None));
+
+    /// Lets go of the memory. All copies are complete, and none follows.
+    pub fn close(&self, device: &GpuDevice) {
+        let Some(start) = self.opened else { return };
+        let _current = device.enter();
+        // SAFETY: opened once; its copies are complete.
+        during_captures(|| unsafe { ipc::close(start) });
     }
-    // SAFETY: the rank keeps its memory while this one holds the record.
-    let base = during_captures(|| unsafe { registration.handle.open() })?;
-    Ok((base, Some(base)))
 }
 
 /// Raises a counter of signals, in the order of a stream (`CUhostFn`).
@@ -144,31 +193,9 @@ impl RemoteGpuWindow for RemoteWindow {
         blocks: &[GpuBlock],
     ) -> Result<()> {
         self.check()?;
-        let device = &self.communicator.device;
-        let _current = device.enter();
-        let (remote, stream) = (self.start, self.copies.stream.raw());
-        let place = |block: &GpuBlock| {
-            let here = local as u64 + (block.local * element) as u64;
-            let there = remote + (block.remote * element) as u64;
-            let (to, from) = match direction {
-                CopyDirection::Put => (there, here),
-                CopyDirection::Get => (here, there),
-            };
-            Block { to, from, bytes: (block.len * element) as u64 }
-        };
-        let bytes = blocks.iter().map(|block| block.len * element).sum();
+        let what = (direction, local, element);
         // SAFETY: the caller's contract; the window is open until the stream's work is complete.
-        let copied = unsafe {
-            match list::is_for_kernel(blocks.len(), bytes) {
-                true => blocks.chunks(list::MOST).try_for_each(|part| {
-                    let part: Vec<Block> = part.iter().map(place).collect();
-                    list::copy_together(device, stream, &part)
-                }),
-                false => list::copy_each(device, stream, blocks.iter().map(place)),
-            }
-        };
-        // Also behind a part of the copies.
-        self.copies.last.record(&self.copies.stream).and(copied)
+        unsafe { self.mapped.copy(&self.communicator.device, &self.copies, what, blocks) }
     }
 
     fn signal(&self) -> Result<()> {
@@ -194,11 +221,10 @@ impl RemoteGpuWindow for RemoteWindow {
 
 impl Drop for RemoteWindow {
     fn drop(&mut self) {
-        let (communicator, device) = (&self.communicator, &self.communicator.device);
+        let communicator = &self.communicator;
         if communicator.check_owner().is_err() {
             return;
         }
-        let _current = device.enter();
         if let Err(error) = self.copies.last.wait(ENDING) {
             crate::os::log::error!(
                 rank = communicator.rank,
@@ -207,10 +233,7 @@ impl Drop for RemoteWindow {
             );
             return;
         }
-        if let Some(start) = self.mapped {
-            // SAFETY: opened once; its copies are complete.
-            during_captures(|| unsafe { ipc::close(start) });
-        }
+        self.mapped.close(&communicator.device);
         self.record.let_go(communicator.rank);
         // SAFETY: dropped once; no work of the stream uses it.
         unsafe { ManuallyDrop::drop(&mut self.record) };

@@ -7,6 +7,7 @@
 
 use super::note::{Cutter, Nonce, Note, Piece, Verdict, data_number};
 use super::staging::{SLOTS, Staging, Tools};
+use crate::backend::nccl::gpu_window::record;
 use crate::backend::nccl::gpu_window::remote::CopyStream;
 use crate::backend::nccl::gpu_window::stale;
 use crate::contract::CopyDirection;
@@ -16,13 +17,15 @@ use crate::os::sync::lock;
 use crate::types::error::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A window of another rank, as the program and the service share it.
 pub(super) struct Opened {
     pub copies: Arc<CopyStream>,
     pub nonce: Nonce,
     state: AtomicU8,
+    /// Where the memory is, if its rank is of this host. Set before the state is `Open`.
+    place: OnceLock<record::Place>,
     /// Steps that were enqueued. Locked while a job is.
     pub steps: Mutex<u32>,
     /// Taken at the end.
@@ -52,7 +55,8 @@ impl Opened {
         pool: Arc<Mutex<Vec<Staging>>>,
     ) -> Opened {
         let state = AtomicU8::new(State::Asked as u8);
-        Opened { copies, nonce, state, steps: Mutex::new(0), staging: Some(staging), pool }
+        let (place, steps) = (OnceLock::new(), Mutex::new(0));
+        Opened { copies, nonce, state, place, steps, staging: Some(staging), pool }
     }
 
     pub fn state(&self) -> State {
@@ -66,6 +70,10 @@ impl Opened {
 
     fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
+    }
+
+    pub fn place(&self) -> Option<&record::Place> {
+        self.place.get()
     }
 
     pub fn staging(&self) -> &Staging {
@@ -186,6 +194,16 @@ impl Client {
 
     pub fn take_answer(&mut self, from: usize, number: u64, verdict: Verdict) {
         self.answers.insert((from, number), verdict);
+    }
+
+    /// A window is open.
+    pub fn opened(&mut self, from: usize, number: u64, place: Option<record::Place>) {
+        let is_it = |calling: &&Calling| calling.opened.rank() == from && calling.asked == Some(number);
+        let asked = self.windows.iter().filter(is_it).find(|calling| calling.opened.state() == State::Asked);
+        if let (Some(calling), Some(place)) = (asked, place) {
+            let _ = calling.opened.place.set(place);
+        }
+        self.take_answer(from, number, Verdict::Done);
     }
 
     /// A rank has released its window.

@@ -1,4 +1,5 @@
-//! Windows between hosts: GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Messenger`](crate::contract::messenger::Messenger).
+//! Windows of communicators on several hosts. Who opens a window asks its rank, by a message. Ranks of one host then copy as in `remote.rs`.
+//! Between hosts GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Messenger`](crate::contract::messenger::Messenger).
 //!
 //! Each rank that has such a window, or opens one, has a thread (`service.rs`). It carries out what other ranks ask of this rank's windows
 //! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and with the program's streams, which wait for it
@@ -15,7 +16,8 @@ mod service;
 mod staging;
 
 use super::own::OwnWindow;
-use super::remote::CopyStream;
+use super::record::Place;
+use super::remote::{CopyStream, Mapped};
 use super::{refused, stale, unknown};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
 use crate::buffer::stream::GpuStream;
@@ -85,13 +87,14 @@ impl Far {
     }
 
     /// Opens memory of this rank, whose work is complete, to the others.
-    pub fn register(self: &Arc<Far>, region: GpuRegion) -> Result<Box<dyn GpuWindow>> {
+    pub fn register(self: &Arc<Far>, region: GpuRegion, place: Option<Place>) -> Result<Box<dyn GpuWindow>> {
         let communicator = &self.shared.communicator;
         let need = "a registration needs a number of its own";
         let nonce = [random_number(need)?, random_number(need)?];
         let bytes = (region.len * region.dtype.size()) as u64;
         let elements = (region.dtype, region.len as u64);
-        let part = Arc::new(Part::new(nonce, (region.address, bytes), elements, communicator.ranks));
+        let part = Part::new(nonce, (region.address, bytes), elements, place, communicator.ranks);
+        let part = Arc::new(part);
         self.shared.parts.add(&part);
         let record = FarRecord { far: self.clone(), part };
         Ok(Box::new(OwnWindow::new(communicator.clone(), record, nonce)))
@@ -131,8 +134,14 @@ impl Far {
         if opened.state() == State::Refused {
             return Err(unknown(rank));
         }
+        let mapped = opened.place().and_then(|place| {
+            let staged = |error: &Error| {
+                crate::os::log::debug!(rank, "copies to a rank of this host are staged: {error}");
+            };
+            Mapped::open(communicator, rank, place).inspect_err(staged).ok()
+        });
         communicator.keep_copies(&opened.copies);
-        Ok(Box::new(FarWindow { far: self.clone(), opened }))
+        Ok(Box::new(FarWindow { far: self.clone(), opened, mapped }))
     }
 
     /// Where the service with this window is: what the store has of it, if it is the rank's in this communicator.
@@ -164,6 +173,8 @@ impl Drop for Far {
 struct FarWindow {
     far: Arc<Far>,
     opened: Arc<Opened>,
+    /// The memory itself, if this rank's GPU reaches it.
+    mapped: Option<Mapped>,
 }
 
 impl FarWindow {
@@ -244,6 +255,11 @@ impl RemoteGpuWindow for FarWindow {
         blocks: &[GpuBlock],
     ) -> Result<()> {
         self.check()?;
+        if let Some(mapped) = &self.mapped {
+            let (device, what) = (&self.far.shared.communicator.device, (direction, local, element));
+            // SAFETY: the caller's contract; it is closed once the copies are complete.
+            return unsafe { mapped.copy(device, &self.opened.copies, what, blocks) };
+        }
         if blocks.iter().all(|block| block.len * element == 0) {
             return Ok(());
         }
@@ -290,6 +306,13 @@ impl Drop for FarWindow {
                 "copies to rank {} are given up: {error}",
                 self.opened.copies.rank
             );
+            if self.mapped.is_some() {
+                // They may be under way: the rank keeps the memory.
+                return;
+            }
+        }
+        if let Some(mapped) = &self.mapped {
+            mapped.close(&communicator.device);
         }
         self.far.shared.order(Order::Close(self.opened.clone()));
         if self.opened.copies.rank == communicator.rank {

@@ -1,5 +1,6 @@
 //! What ranks of several hosts tell each other about windows, and the pieces in which copies travel.
 
+use crate::backend::nccl::gpu_window::record::Place;
 use crate::contract::GpuBlock;
 use crate::contract::messenger::MessengerAddress;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,8 @@ pub(super) enum Note {
     Get { number: u64, nonce: Nonce, ranges: Vec<Range> },
     /// All copies before are complete.
     Signal { number: u64, nonce: Nonce },
+    /// The window is open. Ranks of its host copy themselves, where they reach it.
+    Opened { number: u64, place: Option<Place> },
     /// What has become of what was asked. After a get the data follows, if it is done.
     Answer { number: u64, verdict: Verdict },
     /// The window was released: its copies that were begun are still made.

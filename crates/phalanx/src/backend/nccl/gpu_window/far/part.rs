@@ -5,6 +5,7 @@ use super::note::{Nonce, Note, Range, Verdict, fit};
 use super::service::Order;
 use crate::backend::nccl::communicator::ENDING;
 use crate::backend::nccl::gpu_window::own::Record;
+use crate::backend::nccl::gpu_window::record::Place;
 use crate::gpu::backoff::Backoff;
 use crate::os::sync::lock;
 use crate::types::dtype::DType;
@@ -18,6 +19,8 @@ pub(super) struct Part {
     pub start: u64,
     pub bytes: u64,
     pub elements: (DType, u64),
+    /// For ranks of this host.
+    place: Option<Place>,
     is_released: AtomicBool,
     /// By rank.
     peers: Box<[Peer]>,
@@ -27,15 +30,23 @@ pub(super) struct Part {
 struct Peer {
     /// How often the rank has it open.
     holders: AtomicU64,
+    /// Whether it may copy itself.
+    is_near: AtomicBool,
     signals: AtomicU64,
     /// Pieces for the rank that this rank's GPU copies.
     pieces: AtomicU64,
 }
 
 impl Part {
-    pub fn new(nonce: Nonce, (start, bytes): (u64, u64), elements: (DType, u64), ranks: usize) -> Part {
+    pub fn new(
+        nonce: Nonce,
+        (start, bytes): (u64, u64),
+        elements: (DType, u64),
+        place: Option<Place>,
+        ranks: usize,
+    ) -> Part {
         let peers = (0..ranks).map(|_| Peer::default()).collect();
-        Part { nonce, start, bytes, elements, is_released: AtomicBool::new(false), peers }
+        Part { nonce, start, bytes, elements, place, is_released: AtomicBool::new(false), peers }
     }
 
     /// The ranks that have it open.
@@ -80,20 +91,27 @@ impl Parts {
         true
     }
 
-    /// A rank opens a window: either it sees that this is released, or the owner that it is open.
-    pub fn open(&self, nonce: Nonce, rank: usize, dtype: u8, marked: u64) -> Verdict {
+    /// A rank opens a window: either it sees that this is released (`None`), or the owner that it is open. A rank of this host is told where
+    /// the memory is.
+    pub fn open(
+        &self,
+        nonce: Nonce,
+        (rank, is_here): (usize, bool),
+        dtype: u8,
+        marked: u64,
+    ) -> Option<Option<Place>> {
         let parts = lock(&self.parts);
         let asked = DType::decode(dtype, marked);
-        let Some(part) = parts.get(&nonce).filter(|part| asked == Some(part.elements)) else {
-            return Verdict::Nothing;
-        };
-        let holders = &part.peers[rank].holders;
-        holders.fetch_add(1, Ordering::SeqCst);
+        let part = parts.get(&nonce).filter(|part| asked == Some(part.elements))?;
+        let place = part.place.filter(|_| is_here);
+        let peer = &part.peers[rank];
+        peer.is_near.store(place.is_some(), Ordering::SeqCst);
+        peer.holders.fetch_add(1, Ordering::SeqCst);
         if part.is_released.load(Ordering::SeqCst) {
-            holders.fetch_sub(1, Ordering::SeqCst);
-            return Verdict::Nothing;
+            peer.holders.fetch_sub(1, Ordering::SeqCst);
+            return None;
         }
-        Verdict::Done
+        Some(place)
     }
 
     /// The window, if the rank has it open.
@@ -155,10 +173,11 @@ impl Record for FarRecord {
         }
     }
 
-    /// The copies are made here, so a rank that is lost makes none.
+    /// A rank of another host that is lost makes no copies: they are made here.
     fn is_held_by(&self, rank: usize, has_exited: bool) -> bool {
         let (peer, is_over) = (&self.part.peers[rank], &self.far.shared.parts.is_over);
-        let is_lost = has_exited || is_over.load(Ordering::SeqCst);
+        let is_near = peer.is_near.load(Ordering::SeqCst);
+        let is_lost = has_exited || !is_near && is_over.load(Ordering::SeqCst);
         peer.pieces.load(Ordering::SeqCst) != 0 || peer.holders.load(Ordering::SeqCst) != 0 && !is_lost
     }
 
@@ -170,31 +189,39 @@ impl Record for FarRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::ipc::IpcHandle;
+    use crate::types::memory::GpuId;
 
     #[test]
     fn only_who_has_a_window_open_begins_pieces_and_inside_it() {
         let (parts, elements) = (Parts::default(), (DType::F32, 25));
-        let part = Arc::new(Part::new([1, 2], (0x1000, 100), elements, 3));
+        let gpu = GpuId(std::array::from_fn(|i| i as u8));
+        let place = Place { base: 0x1000, offset: 0, gpu, handle: IpcHandle::NONE };
+        let part = Arc::new(Part::new([1, 2], (0x1000, 100), elements, Some(place), 3));
         parts.add(&part);
-        let open = |rank, nonce| parts.open(nonce, rank, elements.0.code(), elements.0.mark(elements.1));
+        let open = |rank, nonce| {
+            parts.open(nonce, (rank, rank == 1), elements.0.code(), elements.0.mark(elements.1))
+        };
         let begin = |rank, range| parts.begin_piece(&[1, 2], rank, &[range]).map(drop);
         assert_eq!(begin(2, (0, 4)), Err(Verdict::Nothing));
         assert_eq!(parts.signal(&[1, 2], 2), Verdict::Nothing);
-        assert_eq!(open(2, [1, 3]), Verdict::Nothing);
-        assert_eq!(parts.open([1, 2], 2, DType::I32.code(), DType::I32.mark(25)), Verdict::Nothing);
-        assert_eq!(open(2, [1, 2]), Verdict::Done);
+        assert_eq!(open(2, [1, 3]), None);
+        assert_eq!(parts.open([1, 2], (2, false), DType::I32.code(), DType::I32.mark(25)), None);
+        assert_eq!(open(2, [1, 2]), Some(None));
+        assert_eq!(open(1, [1, 2]), Some(Some(place)), "of this host");
+        parts.close(&[1, 2], 1);
         assert_eq!(begin(1, (0, 4)), Err(Verdict::Nothing));
         assert_eq!(begin(2, (97, 4)), Err(Verdict::Outside));
         assert_eq!(begin(2, (96, 4)), Ok(()));
         part.end_piece(2);
         // Whoever has it open goes on after the release; nobody else opens it.
         part.is_released.store(true, Ordering::SeqCst);
-        assert_eq!((open(1, [1, 2]), begin(2, (0, 4))), (Verdict::Nothing, Ok(())));
+        assert_eq!((open(1, [1, 2]), begin(2, (0, 4))), (None, Ok(())));
         part.end_piece(2);
         parts.close(&[1, 2], 2);
         parts.close(&[1, 2], 2);
         assert_eq!((begin(2, (0, 4)), part.holders().count()), (Err(Verdict::Nothing), 0));
         assert!(parts.remove(&part));
-        assert_eq!(open(1, [1, 2]), Verdict::Nothing);
+        assert_eq!(open(1, [1, 2]), None);
     }
 }

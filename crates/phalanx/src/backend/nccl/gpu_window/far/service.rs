@@ -183,7 +183,8 @@ impl Service {
     }
 
     fn take(&mut self, from: usize, note: Note) {
-        if self.failure.is_some() {
+        // Memory that ranks of this host have open is theirs until they close it.
+        if self.failure.is_some() && !matches!(note, Note::Close { .. }) {
             return;
         }
         let (parts, tools) = (&self.shared.parts, &mut self.tools);
@@ -191,12 +192,13 @@ impl Service {
             Note::Open { number, nonce, channel, dtype, marked, address } => {
                 tools.messenger.meet(from, &address);
                 self.known[from] = true;
-                let is_ours = channel == self.shared.communicator.control_channel.id();
-                let verdict = match is_ours {
-                    true => parts.open(nonce, from, dtype, marked),
-                    false => Verdict::Nothing,
-                };
-                answer(tools, from, number, verdict);
+                let own = &self.shared.communicator.control_channel;
+                let asks = (from, own.shares_host_with(from));
+                let is_ours = channel == own.id();
+                match is_ours.then(|| parts.open(nonce, asks, dtype, marked)).flatten() {
+                    Some(place) => tools.messenger.send_note(from, Note::Opened { number, place }.to_bytes()),
+                    None => answer(tools, from, number, Verdict::Nothing),
+                }
             }
             _ if !self.known[from] => {}
             Note::Close { nonce } => parts.close(&nonce, from),
@@ -207,6 +209,7 @@ impl Service {
                 self.server.ask((from, number), nonce, CopyDirection::Get, ranges, tools)
             }
             Note::Signal { number, nonce } => answer(tools, from, number, parts.signal(&nonce, from)),
+            Note::Opened { number, place } => self.client.opened(from, number, place),
             Note::Answer { number, verdict } => self.client.take_answer(from, number, verdict),
             Note::Released { nonce } => self.client.released(from, &nonce),
         }
