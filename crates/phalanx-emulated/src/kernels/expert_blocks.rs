@@ -2,7 +2,6 @@
 
 use super::element::narrow_bf16;
 use super::exchange::{load_step, store_step};
-use super::experts::Arguments;
 use super::lane::{MAX_RANKS, Protocol, SLOT, Step};
 use super::warps::{Grid, pause};
 use super::words::word;
@@ -14,6 +13,35 @@ const WARPS: usize = 8;
 const CALLS: u64 = 128 * 8;
 pub const NUMBERS: u64 = CALLS + MAX_RANKS as u64 * 4;
 const NO_ROW: u32 = u32::MAX;
+
+/// A kernel's arguments.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Arguments {
+    /// Of each rank, its own too.
+    pub scratch: [u64; MAX_RANKS],
+    pub abort: u64,
+    pub input: u64,
+    pub scales: u64,
+    pub routing: u64,
+    pub weights: u64,
+    pub output: u64,
+    pub row_scales: u64,
+    pub counts: u64,
+    pub words: u64,
+    pub slots: u64,
+    pub returns: u64,
+    pub own: u64,
+    pub rank: u32,
+    pub ranks: u32,
+    pub experts: u32,
+    pub max_tokens: u32,
+    pub top_k: u32,
+    pub tokens: u32,
+    pub row_bytes: u32,
+    pub scale_bytes: u32,
+    pub index_bytes: u32,
+}
 
 /// A block of a launch.
 #[derive(Clone, Copy)]

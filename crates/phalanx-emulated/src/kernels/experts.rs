@@ -1,7 +1,7 @@
 //! Dispatch and combine of experts (`gpu/kernels/experts.cu`): a kernel's arguments, its checks and its blocks.
 
 use super::collective::check_reached;
-use super::expert_blocks::{Block, NUMBERS};
+use super::expert_blocks::{Arguments, Block, NUMBERS};
 use super::lane::{LL, LL128, MAX_RANKS, Protocol};
 use super::launch::parameter;
 use super::warps::{Grid, Warp};
@@ -21,35 +21,6 @@ const PREFIX: &str = "phalanx_expert_";
 /// Threads of a block, and most blocks.
 const THREADS: u32 = 256;
 const BLOCKS: u32 = 128;
-
-/// A kernel's arguments.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Arguments {
-    /// Of each rank, its own too.
-    pub scratch: [u64; MAX_RANKS],
-    pub abort: u64,
-    pub input: u64,
-    pub scales: u64,
-    pub routing: u64,
-    pub weights: u64,
-    pub output: u64,
-    pub row_scales: u64,
-    pub counts: u64,
-    pub words: u64,
-    pub slots: u64,
-    pub returns: u64,
-    pub own: u64,
-    pub rank: u32,
-    pub ranks: u32,
-    pub experts: u32,
-    pub max_tokens: u32,
-    pub top_k: u32,
-    pub tokens: u32,
-    pub row_bytes: u32,
-    pub scale_bytes: u32,
-    pub index_bytes: u32,
-}
 
 /// A launch of a kernel.
 struct Launched {

@@ -1,4 +1,5 @@
-//! The FIFOs between GPUs under shuttle: lanes, credits and step numbers as phalanx's own kernels have them.
+//! The memory between GPUs under shuttle: lanes, credits and step numbers of FIFOs as phalanx's own kernels have them, and the slots of experts
+//! (`experts.rs`).
 //!
 //! The emulator's model of the kernels is compiled here once more, with shuttle's atomics for the words of the memory
 //! between GPUs. They are sequentially consistent: what the memory model reorders is not tried. Steps are of two words,
@@ -29,6 +30,12 @@ mod warps {
     }
 }
 
+mod element {
+    pub fn narrow_bf16(value: f32) -> u64 {
+        phalanx::bf16::from_f32(value).to_bits().into()
+    }
+}
+
 mod words {
     pub use shuttle::sync::atomic::AtomicU64;
     use std::cell::RefCell;
@@ -51,14 +58,18 @@ mod words {
     }
 }
 
-#[path = "../../phalanx-emulated/src/kernels/exchange.rs"]
+#[path = "../../../phalanx-emulated/src/kernels/exchange.rs"]
 mod exchange;
-#[path = "../../phalanx-emulated/src/kernels/lane.rs"]
+#[path = "../../../phalanx-emulated/src/kernels/expert_blocks.rs"]
+mod expert_blocks;
+#[path = "../../../phalanx-emulated/src/kernels/lane.rs"]
 mod lane;
-#[path = "../../phalanx-emulated/src/kernels/message_warps.rs"]
+#[path = "../../../phalanx-emulated/src/kernels/message_warps.rs"]
 mod message_warps;
-#[path = "../../phalanx-emulated/src/kernels/moving.rs"]
+#[path = "../../../phalanx-emulated/src/kernels/moving.rs"]
 mod moving;
+
+mod experts;
 
 use exchange::{Arguments, Peer};
 use lane::{DEPTH, INBOX, MAX_RANKS, Protocol};
