@@ -337,8 +337,16 @@ fn lost_in_abort(_: &[String]) -> Outcome {
         Ok(())
     })
     .map_err(|error| error.to_string())?;
-    let since = Instant::now();
-    let refused = on_gpu(|comm| comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)).unwrap_err();
+    let aborted = Instant::now();
+    let (since, refused) = loop {
+        let since = Instant::now();
+        match on_gpu(|comm| comm.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)) {
+            Err(refused) => break (since, refused),
+            // It is aborted when nothing else is under way.
+            Ok(()) => std::thread::sleep(Duration::from_millis(50)),
+        }
+        assert!(aborted.elapsed() < TIMEOUT, "it is not aborted");
+    };
     assert!(since.elapsed() < 2 * TIMEOUT, "after {:?}", since.elapsed());
     assert!(refused.to_string().contains("has not come back from ncclCommAbort"), "{refused}");
     done()
