@@ -4,8 +4,7 @@ use crate::expert_blocks::{Arguments, Block, NUMBERS};
 use crate::lane::{MAX_RANKS, Protocol, SLOT};
 use crate::warps::Grid;
 use crate::words;
-use crate::{PREEMPTIONS, SCHEDULES};
-use phalanx_testkit::suite::cases;
+use crate::{check, side_by_side};
 use shuttle::thread;
 
 /// A row is one step: two words, of four values each.
@@ -129,12 +128,9 @@ fn explore(calls: &'static [Routing], combines: bool) {
                 .enumerate()
                 .for_each(|(number, routing)| call(scratch, rank, number, routing, combines));
         };
-        let others: Vec<_> = (1..ranks).map(|rank| thread::spawn(move || part(rank))).collect();
-        part(0);
-        others.into_iter().for_each(|other| other.join().unwrap());
+        side_by_side(ranks, part);
     };
-    shuttle::check_random(model, cases(SCHEDULES));
-    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
+    check(model);
 }
 
 const ACROSS: Routing = &[&[[1, NOBODY], [1, 0]], &[[0, 0], [0, 1]]];

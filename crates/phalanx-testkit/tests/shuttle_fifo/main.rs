@@ -93,6 +93,19 @@ fn memory(rank: usize) -> u64 {
     ((rank + 1) * MAX_RANKS * INBOX) as u64
 }
 
+/// Runs the parts of all ranks.
+fn side_by_side(ranks: usize, part: impl Fn(usize) + Copy + Send + 'static) {
+    let others: Vec<_> = (1..ranks).map(|rank| thread::spawn(move || part(rank))).collect();
+    part(0);
+    others.into_iter().for_each(|other| other.join().unwrap());
+}
+
+/// Explores schedules of a model.
+fn check(model: impl Fn() + Copy + Send + Sync + 'static) {
+    shuttle::check_random(model, cases(SCHEDULES));
+    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
+}
+
 /// Steps that each rank sends to each other in a call.
 type Call = &'static [&'static [u32]];
 
@@ -200,14 +213,10 @@ fn explore_messages(protocol: &'static Protocol, acts: [&'static [Act]; 2]) {
             }
         }
     };
-    let model = move || {
+    check(move || {
         words::forget_all();
-        let other = thread::spawn(move || part(1));
-        part(0);
-        other.join().unwrap();
-    };
-    shuttle::check_random(model, cases(SCHEDULES));
-    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
+        side_by_side(2, part);
+    });
 }
 
 /// Sets an inbox as it is after so many steps of its pair, both ways.
@@ -241,12 +250,9 @@ fn explore(protocol: &'static Protocol, calls: &'static [Call], before: u64) {
                 call(protocol, steps, number as u64, rank);
             }
         };
-        let others: Vec<_> = (1..ranks).map(|rank| thread::spawn(move || part(rank))).collect();
-        part(0);
-        others.into_iter().for_each(|other| other.join().unwrap());
+        side_by_side(ranks, part);
     };
-    shuttle::check_random(model, cases(SCHEDULES));
-    shuttle::check_pct(model, cases(SCHEDULES), PREEMPTIONS);
+    check(model);
 }
 
 /// More steps than slots in one direction, as in a broadcast: credits.

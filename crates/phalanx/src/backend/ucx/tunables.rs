@@ -12,8 +12,8 @@ pub(super) const POLLS_CROWDED: u32 = 4;
 /// from there they are copied: measured with TCP, 256 KiB then take 2 to 4 times as long.
 pub(super) const FETCHED: usize = 128 << 10;
 
-/// What UCX copies to a TCP connection at once, as it reads such sizes. Measured between two hosts that share two cores: long operations take
-/// 0.65 to 0.9 of the time that they take with 64 KiB, its default.
+/// What UCX copies to a TCP connection at once, as it reads such sizes. Measured between two hosts that share two cores: most long operations
+/// take 0.6 to 0.9 of the time that they take with 64 KiB, its default (docs/benchmarks/hosts.py, and with UCX_TCP_RX_SEG_SIZE=64k).
 pub(super) const TCP_SEGMENT: &CStr = c"256k";
 
 /// Bytes that one message of a window combines, or moves with a stride. They come with their message, so it is shorter than [`FETCHED`].

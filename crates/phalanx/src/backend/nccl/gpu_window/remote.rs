@@ -74,7 +74,8 @@ impl RemoteWindow {
         let let_go = |_: &_| record.let_go(communicator.rank);
         let copies = CopyStream::new(communicator, registration.rank as usize, stream).inspect_err(let_go)?;
         let rank = registration.rank as usize;
-        let mapped = Mapped::open(communicator, rank, &registration.place).inspect_err(let_go)?;
+        // SAFETY: the rank keeps its memory while this one holds the record.
+        let mapped = unsafe { Mapped::open(communicator, rank, &registration.place) }.inspect_err(let_go)?;
         communicator.keep_copies(&copies);
         Ok(Some(RemoteWindow {
             communicator: communicator.clone(),
@@ -106,8 +107,9 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// Its rank keeps the memory until this is closed.
-    pub fn open(communicator: &Communicator, rank: usize, place: &Place) -> Result<Mapped> {
+    /// # Safety
+    /// The rank keeps the memory until this is closed.
+    pub unsafe fn open(communicator: &Communicator, rank: usize, place: &Place) -> Result<Mapped> {
         let start = place.base + place.offset;
         if rank == communicator.rank {
             return Ok(Mapped { start, opened: None });
@@ -169,11 +171,14 @@ impl Mapped {
         copies.last.record(&copies.stream).and(copied)
     }
 
-    /// Lets go of the memory. All copies are complete, and none follows.
-    pub fn close(&self, device: &GpuDevice) {
+    /// Lets go of the memory.
+    ///
+    /// # Safety
+    /// Once; all copies are complete, and none follows.
+    pub unsafe fn close(&self, device: &GpuDevice) {
         let Some(start) = self.opened else { return };
         let _current = device.enter();
-        // SAFETY: opened once; its copies are complete.
+        // SAFETY: the caller's contract.
         during_captures(|| unsafe { ipc::close(start) });
     }
 }
@@ -233,7 +238,8 @@ impl Drop for RemoteWindow {
             );
             return;
         }
-        self.mapped.close(&communicator.device);
+        // SAFETY: dropped once; its copies are complete.
+        unsafe { self.mapped.close(&communicator.device) };
         self.record.let_go(communicator.rank);
         // SAFETY: dropped once; no work of the stream uses it.
         unsafe { ManuallyDrop::drop(&mut self.record) };

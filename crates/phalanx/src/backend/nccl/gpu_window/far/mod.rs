@@ -138,7 +138,8 @@ impl Far {
             let staged = |error: &Error| {
                 crate::os::log::debug!(rank, "copies to a rank of this host are staged: {error}");
             };
-            Mapped::open(communicator, rank, place).inspect_err(staged).ok()
+            // SAFETY: the rank keeps its memory while this one has the window open there.
+            unsafe { Mapped::open(communicator, rank, place) }.inspect_err(staged).ok()
         });
         communicator.keep_copies(&opened.copies);
         Ok(Box::new(FarWindow { far: self.clone(), opened, mapped }))
@@ -312,7 +313,8 @@ impl Drop for FarWindow {
             }
         }
         if let Some(mapped) = &self.mapped {
-            mapped.close(&communicator.device);
+            // SAFETY: dropped once; its copies are complete.
+            unsafe { mapped.close(&communicator.device) };
         }
         self.far.shared.order(Order::Close(self.opened.clone()));
         if self.opened.copies.rank == communicator.rank {

@@ -30,8 +30,6 @@ pub(super) struct Part {
 struct Peer {
     /// How often the rank has it open.
     holders: AtomicU64,
-    /// Whether it may copy itself.
-    is_near: AtomicBool,
     signals: AtomicU64,
     /// Pieces for the rank that this rank's GPU copies.
     pieces: AtomicU64,
@@ -103,15 +101,13 @@ impl Parts {
         let parts = lock(&self.parts);
         let asked = DType::decode(dtype, marked);
         let part = parts.get(&nonce).filter(|part| asked == Some(part.elements))?;
-        let place = part.place.filter(|_| is_here);
-        let peer = &part.peers[rank];
-        peer.is_near.store(place.is_some(), Ordering::SeqCst);
-        peer.holders.fetch_add(1, Ordering::SeqCst);
+        let holders = &part.peers[rank].holders;
+        holders.fetch_add(1, Ordering::SeqCst);
         if part.is_released.load(Ordering::SeqCst) {
-            peer.holders.fetch_sub(1, Ordering::SeqCst);
+            holders.fetch_sub(1, Ordering::SeqCst);
             return None;
         }
-        Some(place)
+        Some(part.place.filter(|_| is_here))
     }
 
     /// The window, if the rank has it open.
@@ -175,9 +171,10 @@ impl Record for FarRecord {
 
     /// A rank of another host that is lost makes no copies: they are made here.
     fn is_held_by(&self, rank: usize, has_exited: bool) -> bool {
-        let (peer, is_over) = (&self.part.peers[rank], &self.far.shared.parts.is_over);
-        let is_near = peer.is_near.load(Ordering::SeqCst);
-        let is_lost = has_exited || !is_near && is_over.load(Ordering::SeqCst);
+        let (peer, shared) = (&self.part.peers[rank], &self.far.shared);
+        let is_over = || shared.parts.is_over.load(Ordering::SeqCst);
+        let is_here = || shared.communicator.control_channel.shares_host_with(rank);
+        let is_lost = has_exited || is_over() && !(self.part.place.is_some() && is_here());
         peer.pieces.load(Ordering::SeqCst) != 0 || peer.holders.load(Ordering::SeqCst) != 0 && !is_lost
     }
 
