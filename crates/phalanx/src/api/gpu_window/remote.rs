@@ -30,6 +30,10 @@ use std::time::Duration;
 /// communicator's deadline, the stream goes on, and the next call on this window or `sync` has the error: what the copies should
 /// have written must not be used before one of them has answered well.
 ///
+/// The driver takes about 1,000 pieces of work for a stream. Whoever enqueues more waits, and if that is CUDA's default stream, no other stream of the
+/// process takes work meanwhile, so this rank copies nothing for others. Do not enqueue that much behind a copy that waits for another
+/// rank, or give the communicator a stream of its own ([`Comm::on`]).
+///
 /// # How it ends
 /// Dropping it waits for its copies, up to ten seconds, and closes the memory; the window's rank waits for that.
 pub struct RemoteGpuWindow<T: Plain> {
@@ -44,9 +48,9 @@ pub struct RemoteGpuWindow<T: Plain> {
 impl Comm {
     /// Opens another rank's GPU memory by its descriptor. Not collective; the other rank does nothing.
     ///
-    /// On one host the GPU reaches that memory itself: `cuIpcOpenMemHandle`; among threads `cuCtxEnablePeerAccess`. If the communicator's ranks
-    /// are on several hosts, also those of one host go through host memory and UCX, in pieces of 1 MiB of which two are under way; the window takes
-    /// 2 MiB of page-locked memory for them.
+    /// On one host the GPU reaches that memory itself: `cuIpcOpenMemHandle`; among threads `cuCtxEnablePeerAccess`. Copies between hosts go
+    /// through host memory and UCX, in pieces of 1 MiB of which two are under way. If the communicator's ranks are on several hosts, each open
+    /// window takes 2 MiB of page-locked memory for them and a stream.
     ///
     /// # Errors
     /// [`UsageError::Setting`] for a descriptor by which there is nothing to open: its window was released, is of another communicator or job, or

@@ -1,6 +1,7 @@
 //! [`Client`]: carries out this rank's copies to and from windows of other ranks.
 //!
-//! The program's stream copies between the caller's buffer and the staging itself, so that the buffer may be freed behind it. Copies and signals are
+//! The GPU copies between the caller's buffer and the staging in the order of the program's stream, so that the buffer may be freed behind it:
+//! in a stream of the window's own, which that stream waits for. Copies and signals are
 //! *jobs*. Each consists of numbered steps, which are enqueued at once: the first says that the stream has come to the job, one for each
 //! piece copies it, and the last ends the job. Before each but the first the stream waits until the service grants the step
 //! ([`Words`](super::staging::Words)): of a put when the place is free, of a get when the data is there, and the last when all is answered.

@@ -20,6 +20,7 @@ use super::record::Place;
 use super::remote::{CopyStream, Mapped};
 use super::{refused, stale, unknown};
 use crate::backend::nccl::communicator::{Communicator, ENDING};
+use crate::backend::nccl::device::GpuEvent;
 use crate::buffer::stream::GpuStream;
 use crate::contract::messenger::{MakeMessenger, MessengerAddress};
 use crate::contract::{
@@ -116,6 +117,8 @@ impl Far {
             None => Staging::new(&communicator.device)?,
         };
         staging.reset();
+        let (device, begun) = (&communicator.device, GpuEvent::new(&communicator.device)?);
+        let steps = during_captures(|| device.new_stream())?;
         let copies = CopyStream::new(communicator, rank, stream)?;
         let opened = Arc::new(Opened::new(copies, key.nonce, staging, self.pool.clone()));
         let (channel, marked) = (communicator.control_channel.id(), dtype.mark(len));
@@ -142,7 +145,7 @@ impl Far {
             unsafe { Mapped::open(communicator, rank, place) }.inspect_err(staged).ok()
         });
         communicator.keep_copies(&opened.copies);
-        Ok(Box::new(FarWindow { far: self.clone(), opened, mapped }))
+        Ok(Box::new(FarWindow { far: self.clone(), opened, mapped, steps, begun }))
     }
 
     /// Where the service with this window is: what the store has of it, if it is the rank's in this communicator.
@@ -176,6 +179,11 @@ struct FarWindow {
     opened: Arc<Opened>,
     /// The memory itself, if this rank's GPU reaches it.
     mapped: Option<Mapped>,
+    /// Where steps wait for the service, between work of the program's stream. In that they would fill it: CUDA's default stream, while it is
+    /// full, lets no other stream of the process take work, so neither the service's.
+    steps: GpuStream,
+    /// Behind the program's work before them.
+    begun: GpuEvent,
 }
 
 impl FarWindow {
@@ -210,7 +218,8 @@ impl FarWindow {
         // The driver lets a thread wait while a stream is full of work: the service has to know before what that is.
         let job = Job { steps: [first, *steps], work };
         self.far.shared.order(Order::Work(self.opened.clone(), job));
-        let enqueued = self.tell(first).and_then(|()| {
+        let begun = self.begun.record(&copies.stream).and_then(|()| self.begun.hold(&self.steps));
+        let enqueued = begun.and_then(|()| self.tell(first)).and_then(|()| {
             let mut step = first;
             for piece in pieces {
                 step = step.wrapping_add(1);
@@ -219,16 +228,16 @@ impl FarWindow {
                 self.tell(step)?;
             }
             self.wait(*steps)?;
-            self.tell(*steps)?;
-            copies.last.record(&copies.stream)
+            self.tell(*steps)
         });
-        // A part of the steps may be in the stream.
-        enqueued.map_err(|error| communicator.fail(error))
+        // Also behind a part of the steps.
+        let ended = copies.last.record(&self.steps).and_then(|()| copies.last.hold(&copies.stream));
+        enqueued.and(ended).map_err(|error| communicator.fail(error))
     }
 
     /// Enqueues that the stream waits until a step is granted.
     fn wait(&self, step: u32) -> Result<()> {
-        let (stream, word) = (self.opened.copies.stream.raw(), &self.opened.staging().words().granted);
+        let (stream, word) = (self.steps.raw(), &self.opened.staging().words().granted);
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: a word of page-locked memory, which is there until the stream has done the last step.
         let result =
@@ -238,7 +247,7 @@ impl FarWindow {
 
     /// Enqueues that the stream says that it has done a step.
     fn tell(&self, step: u32) -> Result<()> {
-        let (stream, word) = (self.opened.copies.stream.raw(), &self.opened.staging().words().done);
+        let (stream, word) = (self.steps.raw(), &self.opened.staging().words().done);
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: as above.
         let result =
@@ -269,7 +278,7 @@ impl RemoteGpuWindow for FarWindow {
             CopyDirection::Put => Way::ToHost,
             CopyDirection::Get => Way::ToGpu,
         };
-        let (device, stream) = (&self.far.shared.communicator.device, &self.opened.copies.stream);
+        let (device, stream) = (&self.far.shared.communicator.device, &self.steps);
         let copy = |piece: &Piece, slot: usize| {
             let start = self.opened.staging().start(slot);
             // SAFETY: the caller's contract; the stream has waited until the place is its own.
