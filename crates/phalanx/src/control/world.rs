@@ -111,8 +111,8 @@ impl World {
             Kind::Hosts(relay) => Ok(relay),
             Kind::Threads(_) | Kind::Processes(_) => Err(Error::from(UnsupportedError {
                 what: "grow".into(),
-                why: "the ranks are threads of one process".into(),
-                remedy: "start them as processes, with `phalanx launch`".into(),
+                why: "the job began as one process, which others cannot find".into(),
+                remedy: "start two ranks or more as processes, with `phalanx launch`".into(),
             })),
         }
     }
