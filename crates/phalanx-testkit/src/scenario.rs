@@ -46,3 +46,15 @@ impl<T, E: std::fmt::Display> ErrorContext<T> for Result<T, E> {
         self.map_err(|error| format!("{}: {error}", doing()))
     }
 }
+
+/// An error if no flight record of this process in the folder `PHALANX_TRACE_DIR` has this one.
+pub fn recorded(error: &phalanx::Error) -> Result<(), String> {
+    let folder = std::env::var_os("PHALANX_TRACE_DIR").ok_or("PHALANX_TRACE_DIR is not set")?;
+    let own = format!("\"process\":{},", std::process::id());
+    let entries = std::fs::read_dir(folder).map_err(|error| error.to_string())?.filter_map(Result::ok);
+    let records = entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+    match records.filter(|record| record.contains(&own)).any(|record| record.contains(&error.to_string())) {
+        true => Ok(()),
+        false => Err(format!("no flight record says: {error}")),
+    }
+}

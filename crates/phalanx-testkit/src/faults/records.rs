@@ -6,7 +6,7 @@ use super::common::{DEADLINE, has, one_verdict, report};
 use crate::fault::Fault;
 use crate::full_disk;
 use crate::processes::{Launch, describe, phase};
-use crate::scenario::{Outcome, Scenario};
+use crate::scenario::{Outcome, Scenario, recorded};
 use phalanx::{Comm, ReduceOp};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub const SCENARIOS: &[Scenario] = &[
     Scenario::rank("records/work", work),
     Scenario::rank("records/hang", |comm, _| hang(&comm)),
+    Scenario::rank("records/access", |comm, _| access(&comm)),
     Scenario::process("records/the_last_1024", |_| the_last_1024()),
     Scenario::process("records/full_disk", without_room),
 ];
@@ -24,6 +25,7 @@ pub fn cases() -> Vec<Case> {
     }
     vec![
         Case::new("processes/records/on_failure", on_failure),
+        Case::new("processes/records/of_an_access", of_an_access),
         Case::new("processes/records/on_a_signal", on_a_signal),
         Case::new("processes/records/the_last_1024", || {
             Launch::new("records/the_last_1024", 2).deadline(DEADLINE).reports().map(drop)
@@ -127,6 +129,26 @@ fn on_failure() -> Result<(), String> {
         )?;
     }
     Ok(())
+}
+
+/// Rank 1 panics, for whose signal the other waits: an access is no operation of the record, and its failure is in it.
+fn access(comm: &Comm) -> Outcome {
+    let text = |error: phalanx::Error| error.to_string();
+    let mut memory = comm.symmetric::<u64>(1).map_err(text)?;
+    let epoch = memory.epoch().map_err(text)?;
+    if comm.rank() == 1 {
+        panic!("this rank was told to panic");
+    }
+    let error = epoch.wait_signals(1, 1).expect_err("rank 1 is gone");
+    recorded(&error)?;
+    Ok(String::new())
+}
+
+fn of_an_access() -> Result<(), String> {
+    let folder = Folder::new("access");
+    let launch = Launch::new("records/access", 2).env("PHALANX_TRACE_DIR", &folder.0.to_string_lossy());
+    let ended = launch.deadline(DEADLINE).run()?;
+    ended[0].outcome.clone().map(drop)
 }
 
 /// Where the records go, on a disk without room.

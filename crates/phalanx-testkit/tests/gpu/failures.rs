@@ -5,7 +5,7 @@ use crate::world::{
     BACKEND, Slice, done, download, elements, expect, launch, library_alone, must, stream, upload, values,
 };
 use libtest_mimic::{Failed, Trial};
-use phalanx::{Builder, Comm, Error, PeerEvent, ReduceOp};
+use phalanx::{BackendKind, Builder, Comm, Error, PeerEvent, ReduceOp};
 use phalanx_testkit::Scenario;
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, World, phase};
@@ -21,6 +21,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario::process("missing_at_init", missing_at_init),
     Scenario::rank("held_up", held_up),
 ];
+
+/// An argument of the first: more operations at once than a stream takes, so that the driver lets the thread wait.
+const AHEAD: &str = "ahead";
 
 /// The ranks' deadline here.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,6 +44,11 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         }),
         Trial::test("threads/dropped_early", move || dropped_early(gpus)),
         Trial::test("processes/killed", move || killed(gpus, |launch| launch)),
+        Trial::test("processes/killed_with_full_streams", move || killed(gpus, |launch| launch.arg(AHEAD))),
+        Trial::test("processes/killed_with_full_streams_of_nccl", move || {
+            killed(gpus, |launch| launch.arg(AHEAD).env("PHALANX_GPU_ALGORITHM", "nccl"))
+        })
+        .only_if(BACKEND == BackendKind::Nccl, "RCCL has no other algorithm"),
         Trial::test("processes/stopped", move || stopped(gpus)),
         Trial::test("processes/stopped_together", move || stopped_together(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
@@ -341,16 +349,17 @@ fn dropped_early(gpus: usize) -> Result<(), Failed> {
 
 /// all_reduce after all_reduce, until something happens; reports the error, how long it took to notice and
 /// whether the GPU works.
-fn endless(comm: Comm, _: &[String]) -> Outcome {
+fn endless(comm: Comm, args: &[String]) -> Outcome {
     comm.set_timeout(TIMEOUT);
     let gpu = comm.gpu().ok_or("a GPU")?;
-    let mut buffer = upload(&comm, &vec![1.0f32; elements(1 << 24)])?;
+    let (len, at_once) = if args.contains(&AHEAD.into()) { (1000, 5000) } else { (elements(1 << 24), 20) };
+    let mut buffer = upload(&comm, &vec![1.0f32; len])?;
     must("warm-up", comm.all_reduce_in_place(&mut buffer, ReduceOp::Max))?;
     must("warm-up", comm.sync())?;
     phase("running");
     let (error, waited) = loop {
         let since = Instant::now();
-        let result = (0..20).try_for_each(|_| comm.all_reduce_in_place(&mut buffer, ReduceOp::Max));
+        let result = (0..at_once).try_for_each(|_| comm.all_reduce_in_place(&mut buffer, ReduceOp::Max));
         if let Err(error) = result.and_then(|()| comm.sync()) {
             break (error, since.elapsed());
         }

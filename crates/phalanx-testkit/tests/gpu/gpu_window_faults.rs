@@ -8,7 +8,7 @@ use phalanx_testkit::Scenario;
 use phalanx_testkit::emulated::{Emulated, has_gpus_for, on_own_kernels};
 use phalanx_testkit::fault::Fault;
 use phalanx_testkit::processes::{Launch, phase};
-use phalanx_testkit::scenario::{ErrorContext, Outcome};
+use phalanx_testkit::scenario::{ErrorContext, Outcome, recorded};
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -329,13 +329,17 @@ fn not_closed(comm: Comm, _: &[String]) -> Outcome {
 
 /// A rank is killed or stopped; the other waits for its signal, and later gives its own memory back.
 fn fault(fault: Fault) -> Result<(), Failed> {
+    let folder = std::env::temp_dir().join(format!("phalanx-window-{}-{fault:?}", std::process::id()));
     let launch = launch("lost", 2).arg(if fault == Fault::Kill { "killed" } else { "stopped" });
+    let launch = launch.env("PHALANX_TRACE_DIR", &folder.to_string_lossy());
     let emulated = if has_gpus_for(2) { None } else { Some(Emulated::new()?.set("DEVICES", 2)) };
     let launch = match &emulated {
         Some(emulated) => emulated.launch(launch),
         None => launch.on_gpus(),
     };
-    found_by_the_first(launch, "waiting", fault)
+    let found = found_by_the_first(launch, "waiting", fault);
+    let _ = std::fs::remove_dir_all(folder);
+    found
 }
 
 /// Rank 1 has a fault when rank 0 has come to a phase; rank 0 finds it, and ends well.
@@ -364,7 +368,10 @@ fn lost(comm: Comm, args: &[String]) -> Outcome {
     let since = Instant::now();
     let expected = if args[0] == "killed" { PeerEvent::Died } else { PeerEvent::Stopped };
     match window.wait_signals(1, 1) {
-        Err(Error::Peer(peer)) => assert_eq!((peer.rank, peer.event), (1, expected)),
+        Err(Error::Peer(peer)) => {
+            assert_eq!((peer.rank, peer.event), (1, expected));
+            recorded(&Error::Peer(peer))?;
+        }
         other => return Err(format!("{other:?}")),
     }
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());

@@ -225,7 +225,7 @@ impl<'env> Group<'env> {
     /// Finds the messages from any rank, in order, and posts their receives.
     fn receive_any(&self, messages: &mut Vec<(&'env Comm, Posted)>) -> Result<()> {
         for any in self.any.borrow_mut().iter_mut() {
-            let found = any.find(messages).inspect_err(|error| any.comm.recorder.failed(error))?;
+            let found = any.comm.recorder.noted(any.find(messages))?;
             let transfer = Transfer { peer: found.source, tag: found.tag, ..any.transfer };
             // SAFETY: as in `start`.
             messages.push((any.comm, unsafe { any.comm.post(transfer) }?));

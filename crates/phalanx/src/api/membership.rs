@@ -216,7 +216,7 @@ impl Comm {
     pub fn agree(&self, flag: bool) -> Result<bool> {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
-        let answer = self.backend.agree(flag);
+        let answer = self.recorder.noted(self.backend.agree(flag));
         self.recorder.skip(self.backend.collectives_of_agree());
         answer
     }

@@ -39,7 +39,7 @@ impl Comm {
     pub fn probe(&self, source: impl Into<Option<usize>>, tag: impl Into<Option<u32>>) -> Result<Envelope> {
         let wanted = self.wanted(source.into(), tag.into())?;
         let _limited = self.limited();
-        self.backend.probe(wanted).inspect_err(|error| self.recorder.failed(error))
+        self.recorder.noted(self.backend.probe(wanted))
     }
 
     /// [`probe`](Comm::probe) without waiting: `None` if there is no such message yet. `MPI_Iprobe`.
@@ -50,7 +50,7 @@ impl Comm {
         tag: impl Into<Option<u32>>,
     ) -> Result<Option<Envelope>> {
         let wanted = self.wanted(source.into(), tag.into())?;
-        self.backend.try_probe(wanted).inspect_err(|error| self.recorder.failed(error))
+        self.recorder.noted(self.backend.try_probe(wanted))
     }
 
     /// Receives a message from whichever rank sends one with tag 0, and says from which it was. It must have the buffer's length.

@@ -238,7 +238,7 @@ impl Comm {
         self.requests.wait_for_collectives();
         let _limited = self.limited();
         let split = self.backend.split_members(group.ranks());
-        let (backend, number) = split.inspect_err(|error| self.recorder.failed(error))?;
+        let (backend, number) = self.recorder.noted(split)?;
         let name = format!("{}/members-{number:016x}", self.recorder.name());
         Ok(self.derived(backend.into(), name))
     }

@@ -303,6 +303,12 @@ impl Recorder {
         result
     }
 
+    /// The result of what is no operation of the record, such as a probe or an access to a window. Its failure is the communicator's.
+    #[inline(always)]
+    pub fn noted<R>(&self, result: Result<R>) -> Result<R> {
+        result.inspect_err(|error| self.failed(error))
+    }
+
     /// Writes the flight record and tells the launcher, once, if the communicator has failed.
     #[cold]
     pub fn failed(&self, error: &Error) {

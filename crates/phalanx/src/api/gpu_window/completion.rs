@@ -3,6 +3,7 @@
 use crate::api::request::Outcome;
 use crate::contract::RemoteGpuWindow;
 use crate::types::error::{Error, Result};
+use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
 use std::fmt;
 use std::pin::Pin;
@@ -20,6 +21,7 @@ use std::time::Duration;
 #[must_use = "a future does nothing unless it is polled"]
 pub struct GpuCompletion {
     state: State,
+    recorder: Arc<Recorder>,
     deadline: Option<Duration>,
 }
 
@@ -31,8 +33,12 @@ enum State {
 }
 
 impl GpuCompletion {
-    pub(super) fn new(window: Arc<dyn RemoteGpuWindow>, deadline: Option<Duration>) -> GpuCompletion {
-        GpuCompletion { state: State::Unpolled(window), deadline }
+    pub(super) fn new(
+        window: Arc<dyn RemoteGpuWindow>,
+        recorder: Arc<Recorder>,
+        deadline: Option<Duration>,
+    ) -> GpuCompletion {
+        GpuCompletion { state: State::Unpolled(window), recorder, deadline }
     }
 }
 
@@ -57,13 +63,13 @@ impl Future for GpuCompletion {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let outcome = match std::mem::replace(&mut self.state, State::Over) {
-            State::Unpolled(window) if window.is_complete()? => return Poll::Ready(Ok(())),
+            State::Unpolled(window) if self.recorder.noted(window.is_complete())? => return Poll::Ready(Ok(())),
             State::Unpolled(window) => start(window, self.deadline)?,
             State::Waiting(outcome) => outcome,
             State::Over => panic!("a completion was polled after it had answered"),
         };
         if outcome.is_there_or_wakes(context.waker()) {
-            return Poll::Ready(outcome.take());
+            return Poll::Ready(self.recorder.noted(outcome.take()));
         }
         self.state = State::Waiting(outcome);
         Poll::Pending

@@ -10,12 +10,14 @@ use crate::buffer::stream::GpuStream;
 use crate::contract::{self, GpuRegion, GpuWindowKey, GpuWindows};
 use crate::types::dtype::{DType, Plain, unmarked};
 use crate::types::error::{Error, Result, UnsupportedError, UsageError};
+use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long dropping a window waits for ranks that have it open.
@@ -66,6 +68,7 @@ pub struct GpuWindow<T: Plain> {
     /// Number of ranks.
     ranks: usize,
     deadline: Option<Duration>,
+    recorder: Arc<Recorder>,
 }
 
 /// How another rank of the communicator opens a [`GpuWindow`]: a small value that serde knows.
@@ -156,7 +159,7 @@ impl Comm {
             (GpuRegion { address, dtype: T::dtype(), len }, GpuStream::Cuda(slice.stream().clone()));
         let _limited = self.limited();
         // SAFETY: the window keeps the slice until no rank has it open.
-        let window = unsafe { windows.register(region, &own) }?;
+        let window = self.recorder.noted(unsafe { windows.register(region, &own) })?;
         let dtype = T::dtype();
         let descriptor = GpuDescriptor {
             rank: self.rank(),
@@ -165,7 +168,14 @@ impl Comm {
             len: dtype.mark(len as u64),
         };
         let slice = ManuallyDrop::new(slice);
-        Ok(GpuWindow { slice, window, descriptor, ranks: self.world_size(), deadline: self.deadline })
+        Ok(GpuWindow {
+            slice,
+            window,
+            descriptor,
+            ranks: self.world_size(),
+            deadline: self.deadline,
+            recorder: self.recorder.clone(),
+        })
     }
 
     /// The backend's windows, and the stream of this communicator or view.
@@ -242,7 +252,7 @@ impl<T: Plain> GpuWindow<T> {
             .into());
         }
         let _limited = Limited::to(self.deadline);
-        self.window.wait_signals(rank, count)
+        self.recorder.noted(self.window.wait_signals(rank, count))
     }
 
     /// The slice, as this rank's alone again. Waits until no rank has the window open: from the first moment on, opening it and new copies are
@@ -256,15 +266,18 @@ impl<T: Plain> GpuWindow<T> {
         let mut this = ManuallyDrop::new(self);
         let closed = {
             let _limited = Limited::to(this.deadline);
-            this.window.close()
+            this.recorder.noted(this.window.close())
         };
         if closed.is_err() {
             this.log_leak();
         }
         // SAFETY: each is taken once, and `this` is not dropped.
-        let (slice, window) =
-            unsafe { (ManuallyDrop::take(&mut this.slice), std::ptr::read(&raw const this.window)) };
-        drop(window);
+        let (slice, window, recorder) = unsafe {
+            let (window, recorder) =
+                (std::ptr::read(&raw const this.window), std::ptr::read(&raw const this.recorder));
+            (ManuallyDrop::take(&mut this.slice), window, recorder)
+        };
+        drop((window, recorder));
         match closed {
             Ok(()) => Ok(slice),
             Err(error) => {

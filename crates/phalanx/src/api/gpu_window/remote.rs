@@ -10,6 +10,7 @@ use crate::contract::{self, CopyDirection, GpuBlock};
 use crate::types::dtype::{DType, Plain};
 use crate::types::error::{Result, UsageError};
 use crate::types::memory::Space;
+use crate::watch::Recorder;
 use crate::watch::deadline::Limited;
 use std::fmt;
 use std::marker::PhantomData;
@@ -42,6 +43,7 @@ pub struct RemoteGpuWindow<T: Plain> {
     len: usize,
     stream: Stream,
     deadline: Option<Duration>,
+    recorder: Arc<Recorder>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -72,13 +74,15 @@ impl Comm {
                 .into());
             }
         };
-        let window = windows.open(descriptor.key, descriptor.rank, (dtype, len), stream)?;
+        let opened = windows.open(descriptor.key, descriptor.rank, (dtype, len), stream);
+        let window = self.recorder.noted(opened)?;
         Ok(RemoteGpuWindow {
             window: window.into(),
             rank: descriptor.rank,
             len,
             stream: self.stream.clone(),
             deadline: self.deadline,
+            recorder: self.recorder.clone(),
             elements: PhantomData,
         })
     }
@@ -137,12 +141,12 @@ impl<T: Plain> RemoteGpuWindow<T> {
     /// # Errors
     /// As of [`put`](Self::put), but for arguments.
     pub fn signal(&self) -> Result<()> {
-        self.window.signal()
+        self.recorder.noted(self.window.signal())
     }
 
     /// Whether the copies so far are complete. Does not wait.
     pub fn is_complete(&self) -> Result<bool> {
-        self.window.is_complete()
+        self.recorder.noted(self.window.is_complete())
     }
 
     /// Waits until the copies and signals so far are complete.
@@ -153,7 +157,7 @@ impl<T: Plain> RemoteGpuWindow<T> {
     /// Those of [`Comm::sync`].
     pub fn sync(&self) -> Result<()> {
         let _limited = Limited::to(self.deadline);
-        self.window.sync()
+        self.recorder.noted(self.window.sync())
     }
 
     /// [`sync`](Self::sync) as a future, for the copies and signals so far.
@@ -168,7 +172,7 @@ impl<T: Plain> RemoteGpuWindow<T> {
     /// # }
     /// ```
     pub fn completion(&self) -> GpuCompletion {
-        GpuCompletion::new(self.window.clone(), self.deadline)
+        GpuCompletion::new(self.window.clone(), self.recorder.clone(), self.deadline)
     }
 
     /// An error unless all blocks are in a buffer of so many elements, and in the window.
@@ -204,7 +208,8 @@ impl<T: Plain> RemoteGpuWindow<T> {
             .into());
         }
         // SAFETY: the blocks are in the window and in the buffer, just checked; the buffer is lent to the stream.
-        unsafe { self.window.copy(direction, local.span().start, size_of::<T>(), blocks) }
+        let copied = unsafe { self.window.copy(direction, local.span().start, size_of::<T>(), blocks) };
+        self.recorder.noted(copied)
     }
 }
 

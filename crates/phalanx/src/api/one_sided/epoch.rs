@@ -42,7 +42,7 @@ pub struct Epoch<'m, T: Plain> {
 impl<'m, T: Plain> Epoch<'m, T> {
     pub(super) fn begin(memory: &'m mut SymmetricMemory<'_, T>) -> Result<Epoch<'m, T>> {
         if memory.is_open {
-            memory.comm.backend.check()?;
+            memory.comm.recorder.noted(memory.comm.backend.check())?;
             return Err(UsageError::Setting {
                 name: "epoch".into(),
                 value: "memory whose last epoch did not end".into(),
@@ -54,9 +54,9 @@ impl<'m, T: Plain> Epoch<'m, T> {
         // Also if this fails: another rank may have heard of all, and begun.
         memory.is_open = true;
         memory.window.set_open(true);
-        memory.window.synchronize()?;
+        comm.recorder.noted(memory.window.synchronize())?;
         comm.run_call(&of_memory(Operation::Epoch, number))?;
-        memory.window.synchronize()?;
+        comm.recorder.noted(memory.window.synchronize())?;
         Ok(Epoch {
             comm,
             window: &*memory.window,
@@ -79,7 +79,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
                 access::write(place.cast(), source.as_ptr().cast(), to.count, size_of::<T>())
             },
             // SAFETY: as above.
-            None => unsafe { self.window.put(to, source.as_ptr().cast(), 1) }?,
+            None => self.noted(unsafe { self.window.put(to, source.as_ptr().cast(), 1) })?,
         }
         Ok(())
     }
@@ -95,7 +95,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
                 access::read(target.as_mut_ptr().cast(), place.cast(), from.count, size_of::<T>())
             },
             // SAFETY: as above.
-            None => unsafe { self.window.get(from, target.as_mut_ptr().cast(), 1) }?,
+            None => self.noted(unsafe { self.window.get(from, target.as_mut_ptr().cast(), 1) })?,
         }
         Ok(())
     }
@@ -116,7 +116,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
         let to = self.check_strided("put_strided", source.len(), source_stride, rank, at, stride)?;
         let Some(place) = self.place(to) else {
             // SAFETY: the elements are in the rank's part, just checked, and in `source`.
-            return unsafe { self.window.put(to, source.as_ptr().cast(), source_stride) };
+            return self.noted(unsafe { self.window.put(to, source.as_ptr().cast(), source_stride) });
         };
         let (target, source) = ((place.cast(), stride), (source.as_ptr().cast(), source_stride));
         // SAFETY: as above.
@@ -140,7 +140,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
         let from = self.check_strided("get_strided", target.len(), target_stride, rank, at, stride)?;
         let Some(place) = self.place(from) else {
             // SAFETY: the elements are in the rank's part, just checked, and `target` has room for them.
-            return unsafe { self.window.get(from, target.as_mut_ptr().cast(), target_stride) };
+            return self.noted(unsafe { self.window.get(from, target.as_mut_ptr().cast(), target_stride) });
         };
         let (target, source) =
             ((target.as_mut_ptr().cast(), target_stride), (place.cast_const().cast(), stride));
@@ -154,14 +154,14 @@ impl<'m, T: Plain> Epoch<'m, T> {
     pub fn flush(&self, rank: usize) -> Result<()> {
         self.check("flush", rank, 0, 0, 1)?;
         let _limited = self.comm.limited();
-        self.window.flush(Some(rank))
+        self.noted(self.window.flush(Some(rank)))
     }
 
     /// Waits until this rank's accesses to all parts are complete there: later ones come after them. `shmem_quiet`, `MPI_Win_flush_all`.
     pub fn fence(&self) -> Result<()> {
-        self.comm.backend.check()?;
+        self.noted(self.comm.backend.check())?;
         let _limited = self.comm.limited();
-        self.window.flush(None)
+        self.noted(self.window.flush(None))
     }
 
     /// Signals to a rank that this rank's accesses to its part so far are complete.
@@ -169,7 +169,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
     pub fn signal(&self, rank: usize) -> Result<()> {
         self.check("signal", rank, 0, 0, 1)?;
         let _limited = self.comm.limited();
-        self.window.signal(rank)
+        self.noted(self.window.signal(rank))
     }
 
     /// Waits for `count` signals of a rank, beyond those that were waited for before. They need not come in this epoch.
@@ -180,7 +180,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
     pub fn wait_signals(&self, rank: usize, count: usize) -> Result<()> {
         self.check("wait_signals", rank, 0, 0, 1)?;
         let _limited = self.comm.limited();
-        self.window.wait_signals(rank, count as u64)
+        self.noted(self.window.wait_signals(rank, count as u64))
     }
 
     /// Ends the epoch: waits until all ranks have called it. Then all accesses are complete, and each rank has its part to itself.
@@ -193,12 +193,18 @@ impl<'m, T: Plain> Epoch<'m, T> {
 
     fn close(&mut self) -> Result<()> {
         self.fence()?;
-        self.window.synchronize()?;
+        self.noted(self.window.synchronize())?;
         self.comm.run_call(&of_memory(Operation::EndEpoch, self.number))?;
-        self.window.synchronize()?;
+        self.noted(self.window.synchronize())?;
         self.window.set_open(false);
         *self.is_open = false;
         Ok(())
+    }
+
+    /// The result of an access.
+    #[inline(always)]
+    fn noted<R>(&self, result: Result<R>) -> Result<R> {
+        self.comm.recorder.noted(result)
     }
 
     /// The elements, if they are in a rank's part.
@@ -211,7 +217,7 @@ impl<'m, T: Plain> Epoch<'m, T> {
         count: usize,
         stride: usize,
     ) -> Result<RemoteSlice> {
-        self.comm.backend.check()?;
+        self.noted(self.comm.backend.check())?;
         self.comm.shape().check_rank(operation, "rank", rank)?;
         let span = if count == 0 {
             Some(0)
@@ -269,7 +275,7 @@ impl<T: AtomicElement> Epoch<'_, T> {
         let to = self.check("accumulate", rank, at, source.len(), 1)?;
         let Some(place) = self.place(to) else {
             // SAFETY: the elements are in the rank's part, just checked, and in `source`.
-            return unsafe { self.window.accumulate(to, source.as_ptr().cast(), op) };
+            return self.noted(unsafe { self.window.accumulate(to, source.as_ptr().cast(), op) });
         };
         for (index, value) in source.iter().enumerate() {
             // SAFETY: as above.
@@ -312,10 +318,10 @@ impl<T: AtomicElement> Epoch<'_, T> {
         unsafe {
             match self.place(slice) {
                 Some(place) => Ok(access::compare_and_swap(place, expected, value)),
-                None => self
-                    .window
-                    .compare_and_swap(slice, element_bits(expected), element_bits(value))
-                    .map(element_from_bits),
+                None => {
+                    let (expected, value) = (element_bits(expected), element_bits(value));
+                    self.noted(self.window.compare_and_swap(slice, expected, value)).map(element_from_bits)
+                }
             }
         }
     }
@@ -327,7 +333,10 @@ impl<T: AtomicElement> Epoch<'_, T> {
         unsafe {
             match self.place(slice) {
                 Some(place) => Ok(access::fetch_and_op(place, value, op)),
-                None => self.window.fetch_and_op(slice, element_bits(value), op).map(element_from_bits),
+                None => {
+                    let before = self.window.fetch_and_op(slice, element_bits(value), op);
+                    self.noted(before).map(element_from_bits)
+                }
             }
         }
     }

@@ -155,7 +155,7 @@ impl<T: Plain> SymmetricMemory<'_, T> {
     /// Frees the memory. Collective.
     pub fn free(self) -> Result<()> {
         self.comm.run_call(&of_memory(Operation::Free, self.number))?;
-        self.window.free()
+        self.comm.recorder.noted(self.window.free())
     }
 }
 
