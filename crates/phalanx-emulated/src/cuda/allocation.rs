@@ -104,6 +104,7 @@ exported! {
     fn cuMemAlloc_v2(address: Out<u64>, size: usize) {
         let context = current()?;
         capture::refuse_unsafe_call()?;
+        context.wait_for_room();
         address.set(allocate(&context, Kind::Device, size)?);
         Ok(())
     }
@@ -134,6 +135,7 @@ exported! {
     fn cuMemAllocHost_v2(address: Out<u64>, size: usize) {
         let context = current()?;
         capture::refuse_unsafe_call()?;
+        context.wait_for_room();
         address.set(allocate(&context, Kind::Host, size)?);
         Ok(())
     }

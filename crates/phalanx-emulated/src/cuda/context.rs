@@ -62,11 +62,17 @@ impl CudaContext {
         self.streams.all()
     }
 
-    /// Waits for the work of all streams, if `EMULATED_SYNC` asks for it.
+    /// [`wait_for_room`](Self::wait_for_room); and waits for the work of all streams, if `EMULATED_SYNC` asks for it.
     pub fn sync_implicitly(&self) {
+        self.wait_for_room();
         if settings().implicit_sync {
             self.streams().iter().for_each(|stream| stream.mark().wait());
         }
+    }
+
+    /// What a call does that allocates: it waits while a thread waits for room in a stream.
+    pub fn wait_for_room(&self) {
+        self.streams.wait_for_room();
     }
 
     /// Starts a stream.

@@ -84,8 +84,9 @@ impl Stream {
         stream
     }
 
-    /// Enqueues a job: after everything that is in this stream, and after `after`. Waits while the stream is full. Of the default stream no other
-    /// stream of the context takes work meanwhile: so it was seen with CUDA 13.0.
+    /// Enqueues a job: after everything that is in this stream, and after `after`. Waits while the stream is full. As measured on an H200 with
+    /// CUDA 13.0: if it is the default stream, no other of the context takes work meanwhile; and calls that allocate wait, too
+    /// (`wait_for_room`).
     pub fn submit(self: &Arc<Stream>, mut after: Vec<Mark>, job: Job) -> Mark {
         check_fork("a stream");
         let gate = match self.kind {
@@ -101,8 +102,13 @@ impl Stream {
             Kind::NonBlocking => {}
         }
         let is_full = |queue: &mut Queue| queue.tasks.len() >= FULL;
-        let queue = self.changed.wait_while(lock(&self.queue), is_full);
-        let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
+        if is_full(&mut queue) {
+            *lock(&self.siblings.held_up) += 1;
+            queue = self.changed.wait_while(queue, is_full).unwrap_or_else(PoisonError::into_inner);
+            *lock(&self.siblings.held_up) -= 1;
+            self.siblings.has_room.notify_all();
+        }
         queue.tasks.push_back(Task { after, job });
         queue.submitted += 1;
         self.changed.notify_all();
@@ -181,6 +187,9 @@ pub struct Streams {
     legacy: OnceLock<Arc<Stream>>,
     /// Whoever enqueues to the default stream keeps it.
     gate: RwLock<()>,
+    /// Threads that wait for room in a stream.
+    held_up: Mutex<usize>,
+    has_room: Condvar,
     /// Not kept alive: a stream that ended and that no caller holds is gone.
     all: Mutex<Vec<Weak<Stream>>>,
 }
@@ -188,8 +197,15 @@ pub struct Streams {
 impl Streams {
     /// Starts the default stream of a context.
     pub fn start(context: Handle, device: usize) -> Arc<Streams> {
-        let (gate, all) = (RwLock::default(), Mutex::default());
-        let streams = Arc::new(Streams { context, device, legacy: OnceLock::new(), gate, all });
+        let streams = Arc::new(Streams {
+            context,
+            device,
+            legacy: OnceLock::new(),
+            gate: RwLock::default(),
+            held_up: Mutex::default(),
+            has_room: Condvar::new(),
+            all: Mutex::default(),
+        });
         let legacy = Stream::start(&streams, Kind::Legacy, 0);
         // Set once: the streams were made here.
         let _ = streams.legacy.set(legacy);
@@ -199,6 +215,11 @@ impl Streams {
     /// The default stream.
     pub fn legacy(&self) -> &Arc<Stream> {
         self.legacy.get().expect("a context starts with its default stream")
+    }
+
+    /// Waits while a thread waits for room in a stream.
+    pub fn wait_for_room(&self) {
+        drop(self.has_room.wait_while(lock(&self.held_up), |held_up| *held_up > 0));
     }
 
     /// All streams that a caller holds or that still work.

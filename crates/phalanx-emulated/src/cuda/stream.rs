@@ -46,6 +46,7 @@ fn create(to: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
         NON_BLOCKING => Kind::NonBlocking,
         _ => return Err(INVALID_VALUE),
     };
+    context.wait_for_room();
     let stream = context.start_stream(kind, priority.clamp(-5, 0));
     STREAMS.insert(stream.handle, Arc::clone(&stream));
     to.set(stream.handle);

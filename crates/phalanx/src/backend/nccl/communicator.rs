@@ -391,7 +391,7 @@ impl Communicator {
         let last = lock(&self.last).stream;
         streams.retain_mut(|stream| {
             let raw = stream.raw();
-            raw == last || !stream.is_nobody_elses() || self.device.is_busy(raw).unwrap_or(true)
+            raw == last || !stream.is_nobody_elses() || self.device.is_busy(stream).unwrap_or(true)
         });
     }
 

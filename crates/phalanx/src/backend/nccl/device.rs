@@ -170,7 +170,7 @@ impl GpuDevice {
         self.runtime.is_of_pool(address)
     }
 
-    /// Whether a stream's work is complete.
+    /// Whether a stream's work is complete. It waits while another thread enqueues to a full stream: see [`is_busy`](Self::is_busy).
     pub fn is_idle(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: a stream of this device, which is current, kept alive by its `Stream`.
         unsafe { self.runtime.is_idle(stream) }.map_err(crate::types::error::LibraryError::fatal)
@@ -188,11 +188,6 @@ impl GpuDevice {
         };
         streams.retain(|known| !is_done(known));
         streams.push(stream.clone());
-    }
-
-    /// Whether a stream has work. A captured stream has none, and must not be queried.
-    pub fn is_busy(&self, stream: RawStream) -> Result<bool> {
-        Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
     }
 
     /// Whether a stream is being captured. The default stream cannot be, and querying it is an error while a

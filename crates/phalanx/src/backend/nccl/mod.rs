@@ -13,7 +13,7 @@
 //! | file | what |
 //! |---|---|
 //! | `library.rs`, `config.rs`, `collective_config.rs` | the loaded library, its answers, settings of communicators and of calls |
-//! | `device.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
+//! | `device.rs`, `queries.rs`, `runtime/` | the GPU, by way of CUDA's driver or HIP |
 //! | `staging.rs` | host memory on its way to the GPU |
 //! | `join.rs`, `adopt.rs`, `init.rs`, `shutdown.rs` | set-up of a communicator, the library's calls for it, and its end |
 //! | `communicator.rs`, `waiting.rs` | the C communicator and its state; waits with a deadline |
@@ -57,6 +57,7 @@ pub(crate) mod messages;
 pub(crate) mod operation;
 pub(crate) mod parameters;
 mod parts;
+mod queries;
 pub(crate) mod reclaim;
 pub(crate) mod runtime;
 pub(crate) mod shutdown;

@@ -218,8 +218,7 @@ impl Communicator {
         if last_kernel.is_some_and(|announced| announced.elapsed() < LAUNCHING) {
             return true;
         }
-        let _current = self.device.enter();
-        let is_busy = |stream: &GpuStream| matches!(self.device.is_busy(stream.raw()), Ok(true));
+        let is_busy = |stream: &GpuStream| matches!(self.device.is_busy(stream), Ok(true));
         self.streams().iter().any(is_busy)
     }
 }

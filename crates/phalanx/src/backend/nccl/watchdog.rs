@@ -179,9 +179,7 @@ impl Watched {
         if communicator.control_channel.suspects(&announced, self.enqueued) {
             // What the communicator has let go of meanwhile had nothing to do.
             let stream = communicator.stream_of(stream)?;
-            let device = &communicator.device;
-            let _current = device.enter();
-            return match device.is_busy(stream.raw()) {
+            return match communicator.device.is_busy(&stream) {
                 Ok(true) => communicator.control_channel.check_peers(&announced, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),
