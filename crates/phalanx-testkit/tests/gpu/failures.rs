@@ -49,7 +49,10 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
             killed(gpus, |launch| launch.arg(AHEAD).env("PHALANX_GPU_ALGORITHM", "nccl"))
         })
         .only_if(BACKEND == BackendKind::Nccl, "RCCL has no other algorithm"),
-        Trial::test("processes/stopped", move || stopped(gpus)),
+        Trial::test("processes/stopped", move || stopped(gpus, |launch| launch)),
+        Trial::test("processes/stopped_with_full_streams", move || {
+            stopped(gpus, |launch| launch.arg(AHEAD))
+        }),
         Trial::test("processes/stopped_together", move || stopped_together(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];
@@ -418,8 +421,8 @@ pub fn killed(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<(),
     Ok(())
 }
 
-fn stopped(gpus: usize) -> Result<(), Failed> {
-    let mut world = running(gpus, |launch| launch)?;
+fn stopped(gpus: usize, prepare: impl FnOnce(Launch) -> Launch) -> Result<(), Failed> {
+    let mut world = running(gpus, prepare)?;
     world.inject(0, Fault::Stop)?;
     for rank in 1..gpus {
         world.await_phase(rank, "noticed")?;

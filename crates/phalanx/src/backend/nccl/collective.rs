@@ -162,7 +162,7 @@ impl Communicator {
             return Ok(Progress::Enqueued);
         }
         self.come_after_last(call.stream)?;
-        self.note_capture(call.stream);
+        self.note_enqueuing(call.stream);
         #[cfg(feature = "nccl")]
         {
             // An exchange of messages says otherwise where own kernels carry all.
@@ -186,8 +186,10 @@ impl Communicator {
         Ok(())
     }
 
-    /// Notes that what the library is about to enqueue is captured in a graph.
-    pub(crate) fn note_capture(&self, stream: RawStream) {
+    /// The library is about to enqueue something, which may be captured in a graph.
+    pub(crate) fn note_enqueuing(&self, stream: RawStream) {
+        #[cfg(feature = "nccl")]
+        self.count_ahead(stream);
         if !self.is_captured.load(Ordering::Relaxed) && self.device.is_captured(stream).unwrap_or(true) {
             self.is_captured.store(true, Ordering::Release);
         }

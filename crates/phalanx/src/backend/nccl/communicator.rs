@@ -3,6 +3,8 @@
 //! A communicator is either usable, or has failed (then it was aborted and every call answers the same
 //! error), or has ended. `init.rs` creates it, `waiting.rs` waits for it, `shutdown.rs` ends it.
 
+#[cfg(feature = "nccl")]
+use super::ahead::Ahead;
 use super::arrival::{Arrival, ConnectedKinds};
 use super::config::Config;
 use super::device::GpuDevice;
@@ -62,6 +64,9 @@ pub(crate) struct Communicator {
     pub(crate) is_made: AtomicBool,
     /// Whether a graph may hold operations of the library.
     pub(crate) is_captured: Arc<AtomicBool>,
+    /// How far the program is ahead of the GPU.
+    #[cfg(feature = "nccl")]
+    pub(crate) ahead: Ahead,
     /// When the program was last about to launch a kernel that waits for peers.
     pub(crate) last_kernel: Mutex<Option<RunInstant>>,
     /// Whether it has failed or ended, and nothing of it is under way on the GPU.
@@ -209,6 +214,8 @@ impl Communicator {
             ended: Arc::new(AtomicBool::new(true)),
             is_made: AtomicBool::new(false),
             is_captured: Arc::default(),
+            #[cfg(feature = "nccl")]
+            ahead: Ahead::default(),
             last_kernel: Mutex::default(),
             is_quiet: AtomicBool::new(false),
             library_calls: AtomicU64::new(0),
@@ -469,7 +476,7 @@ impl Communicator {
 
     /// Records enqueued work that is neither a collective nor a message.
     pub fn used(&self, stream: RawStream) {
-        self.note_capture(stream);
+        self.note_enqueuing(stream);
         let auxiliary = self.auxiliary_call();
         let mut last = lock(&self.last);
         last.stream = stream;
@@ -478,7 +485,7 @@ impl Communicator {
 
     /// Records that the stream waits for signals of these peers.
     pub fn awaits(&self, stream: RawStream, peers: impl Iterator<Item = usize>) {
-        self.note_capture(stream);
+        self.note_enqueuing(stream);
         self.control_channel.expect_signals(peers);
         let mut last = lock(&self.last);
         let announced = AnnouncedCall::call(last.collectives, &Call::empty(Operation::WaitSignals));

@@ -20,7 +20,7 @@
 //! | `backend.rs`, `checks.rs` | the operations of `Backend`, and the checks before them |
 //! | `operation.rs`, `group.rs`, `messages.rs` | one operation from call to end; groups; posted messages |
 //! | `reclaim.rs` | memory and C communicators, given back while the GPUs rest |
-//! | `arrival.rs`, `watchdog.rs`, `library_lock.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
+//! | `arrival.rs`, `watchdog.rs`, `library_lock.rs`, `ahead.rs` | what keeps a rank from hanging inside the library, on its GPU, or behind another thread |
 //! | `graphs.rs` | CUDA graphs of operations |
 //! | `collective.rs`, `parts.rs` | calls of the library; messages, and collectives that consist of them |
 //! | `direct/` | phalanx's own kernels in place of the library's, where they are faster |
@@ -31,6 +31,8 @@
 //! | `parameters.rs` | the library's environment variables |
 
 mod adopt;
+#[cfg(feature = "nccl")]
+mod ahead;
 pub(crate) mod arrival;
 mod backend;
 mod checks;

@@ -221,6 +221,8 @@ fn launch(
         Some(arrival) if !grouped => communicator.wait_for_arrival(arrival),
         _ => Ok(()),
     };
+    #[cfg(feature = "nccl")]
+    let arrived = arrived.and_then(|()| communicator.make_room(announced));
     let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| enqueue(needs));
     let is_simple = needs.is_empty() && returns.is_empty() && !needs.runs_beside();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {

@@ -164,7 +164,7 @@ impl Communicator {
         if is_grouped || !needs.has_own_kernels() {
             parts.iter().try_for_each(|part| self.come_after_last(part.stream))?;
         }
-        parts.iter().for_each(|part| self.note_capture(part.stream));
+        parts.iter().for_each(|part| self.note_enqueuing(part.stream));
         // SAFETY: the caller's contract.
         self.grouped(|| parts.into_iter().try_for_each(|part| unsafe { self.message(part) }))
     }

@@ -165,14 +165,23 @@ impl Communicator {
             return Ok(());
         }
         self.check()?;
-        let announced = AnnouncedCall::of_rank(self.collectives(), operation, rank);
+        self.wait_until(&AnnouncedCall::of_rank(self.collectives(), operation, rank), is_ready)
+    }
+
+    /// Waits until `is_ready`, with the deadline, looking at the peers of a call.
+    #[cfg(feature = "nccl")]
+    pub fn wait_until(
+        &self,
+        announced: &AnnouncedCall,
+        mut is_ready: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let since = RunInstant::now();
         let mut backoff = Backoff::since(since);
         let _waiting = self.begin_wait();
         while !is_ready()? {
             if backoff.pause() {
                 self.check()?;
-                self.look(&announced, since)?;
+                self.look(announced, since)?;
             }
         }
         Ok(())
