@@ -50,9 +50,7 @@ pub fn trials(gpus: usize) -> Vec<Trial> {
         })
         .only_if(BACKEND == BackendKind::Nccl, "RCCL has no other algorithm"),
         Trial::test("processes/stopped", move || stopped(gpus, |launch| launch)),
-        Trial::test("processes/stopped_with_full_streams", move || {
-            stopped(gpus, |launch| launch.arg(AHEAD))
-        }),
+        Trial::test("processes/stopped_with_full_streams", move || stopped(gpus, |launch| launch.arg(AHEAD))),
         Trial::test("processes/stopped_together", move || stopped_together(gpus)),
         Trial::test("processes/missing_at_init", move || missing(gpus)),
     ];

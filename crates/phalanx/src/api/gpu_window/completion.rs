@@ -63,7 +63,9 @@ impl Future for GpuCompletion {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let outcome = match std::mem::replace(&mut self.state, State::Over) {
-            State::Unpolled(window) if self.recorder.noted(window.is_complete())? => return Poll::Ready(Ok(())),
+            State::Unpolled(window) if self.recorder.noted(window.is_complete())? => {
+                return Poll::Ready(Ok(()));
+            }
             State::Unpolled(window) => start(window, self.deadline)?,
             State::Waiting(outcome) => outcome,
             State::Over => panic!("a completion was polled after it had answered"),

@@ -32,7 +32,8 @@ impl GpuDevice {
         let stream = stream.clone();
         let ask = move || {
             let (_current, raw) = (self.enter(), stream.raw());
-            let answer = self.is_captured(raw).and_then(|is_captured| Ok(!is_captured && !self.is_idle(raw)?));
+            let answer =
+                self.is_captured(raw).and_then(|is_captured| Ok(!is_captured && !self.is_idle(raw)?));
             // Nobody waits for it any more.
             let _ = sender.send(answer);
         };
