@@ -20,8 +20,10 @@ impl Stream {
     /// As [`enqueue`](Stream::enqueue), after points in other streams. A capture ignores them.
     pub fn enqueue_after(self: &Arc<Stream>, after: Vec<Mark>, work: Arc<dyn Work>) -> Answer {
         self.refuse_implicit_capture()?;
-        let mut member = lock(&self.member);
-        let Some(member) = &mut *member else {
+        let mut guard = lock(&self.member);
+        let Some(member) = &mut *guard else {
+            // A thread that waits for room keeps no other from asking for captures.
+            drop(guard);
             self.submit(after, work.bind());
             return Ok(());
         };

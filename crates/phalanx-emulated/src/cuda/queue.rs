@@ -45,6 +45,8 @@ struct Queue {
     submitted: u64,
     completed: u64,
     closed: bool,
+    /// Threads that wait for room.
+    held_up: usize,
 }
 
 struct Task {
@@ -85,8 +87,8 @@ impl Stream {
     }
 
     /// Enqueues a job: after everything that is in this stream, and after `after`. Waits while the stream is full. As measured on an H200 with
-    /// CUDA 13.0: if it is the default stream, no other of the context takes work meanwhile; and calls that allocate wait, too
-    /// (`wait_for_room`).
+    /// CUDA 13.0: if it is the default stream, no other stream of the context takes work meanwhile. Whoever asks whether it is idle waits
+    /// ([`wait_for_room`](Self::wait_for_room)), and so do calls that allocate ([`Streams::wait_for_room`]).
     pub fn submit(self: &Arc<Stream>, mut after: Vec<Mark>, job: Job) -> Mark {
         check_fork("a stream");
         let gate = match self.kind {
@@ -105,7 +107,9 @@ impl Stream {
         let mut queue = lock(&self.queue);
         if is_full(&mut queue) {
             *lock(&self.siblings.held_up) += 1;
+            queue.held_up += 1;
             queue = self.changed.wait_while(queue, is_full).unwrap_or_else(PoisonError::into_inner);
+            queue.held_up -= 1;
             *lock(&self.siblings.held_up) -= 1;
             self.siblings.has_room.notify_all();
         }
@@ -114,6 +118,11 @@ impl Stream {
         self.changed.notify_all();
         drop(gate);
         Mark { stream: Arc::clone(self), position: queue.submitted }
+    }
+
+    /// Waits while a thread waits for room in this stream.
+    pub fn wait_for_room(&self) {
+        drop(self.changed.wait_while(lock(&self.queue), |queue| queue.held_up > 0));
     }
 
     /// The point after everything that was enqueued so far.
@@ -155,6 +164,7 @@ impl Stream {
         let mut queue = lock(&self.queue);
         loop {
             if let Some(task) = queue.tasks.pop_front() {
+                self.changed.notify_all();
                 return Some(task);
             }
             if queue.closed {

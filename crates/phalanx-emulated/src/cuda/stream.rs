@@ -100,6 +100,7 @@ exported! {
     fn cuStreamQuery(stream: Handle) {
         let stream = find(FUNCTION, stream)?;
         stream.refuse_capture()?;
+        stream.wait_for_room();
         if stream.marks().iter().all(|mark| mark.reached()) { Ok(()) } else { Err(NOT_READY) }
     }
 

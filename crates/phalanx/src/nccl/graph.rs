@@ -87,8 +87,9 @@ where
             nccl.flush()?;
             rehearse(&group, &comm, &stream)?;
             {
-                // Who looks whether the stream is busy, which would spoil the capture, holds the lock.
+                // Who looks whether the stream is busy, which would spoil the capture, holds the lock or waits for the driver's answer.
                 let _locked = nccl.communicator.lock_library()?;
+                nccl.communicator.device.wait_for_answers(&GpuStream::Cuda(stream.clone()));
                 stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
             }
             let started = group.start_all();

@@ -145,7 +145,7 @@ impl Surface<'_> {
         let window = target.window_of(communicator)?;
         self.comm.refuse_driver("put_signal")?;
         self.prepare()?;
-        communicator.check_awake(Operation::Send)?;
+        communicator.admit(Operation::Send)?;
         // The target, too: it must not be given back before.
         let (loan, _kept) = (source.lend(self.stream)?, target.lend(self.stream)?);
         let source = loan.span().start.cast_const().wrapping_byte_add(start * size_of::<T>());
@@ -182,7 +182,7 @@ impl Surface<'_> {
         let Raw { peer, index, context } = self.raw_signal("signal", signal.into())?;
         self.comm.refuse_driver("signal")?;
         self.prepare()?;
-        communicator.check_awake(Operation::Send)?;
+        communicator.admit(Operation::Send)?;
         communicator.begin_one_sided();
         communicator.used(self.stream.raw());
         let stream = self.stream.raw().0;
@@ -220,7 +220,7 @@ impl Surface<'_> {
         if descriptions.is_empty() {
             return Ok(());
         }
-        communicator.check_awake(Operation::WaitSignals)?;
+        communicator.admit(Operation::WaitSignals)?;
         communicator.begin_one_sided();
         communicator.awaits(self.stream.raw(), descriptions.iter().map(|signals| signals.peer as usize));
         let (count, stream) = (descriptions.len() as i32, self.stream.raw().0);

@@ -27,13 +27,13 @@ use std::time::Duration;
 /// All errors of arguments come before anything is enqueued, of a list too. On NVIDIA's GPUs a copy is `cuMemcpyAsync`.
 ///
 /// # Between hosts
-/// A thread makes the copies, for which the stream waits (`cuStreamWaitValue32`). If the window's rank is lost or does not answer by the
+/// A thread makes the copies, for which the stream waits. If the window's rank is lost or does not answer by the
 /// communicator's deadline, the stream goes on, and the next call on this window or `sync` has the error: what the copies should
 /// have written must not be used before one of them has answered well.
 ///
-/// The driver takes about 1,000 pieces of work for a stream. Whoever enqueues more waits, and if that is CUDA's default stream, no other stream of the
-/// process takes work meanwhile, so this rank copies nothing for others. Do not enqueue that much behind a copy that waits for another
-/// rank, or give the communicator a stream of its own ([`Comm::on`]).
+/// The driver takes about 1,000 pieces of work for a stream. Whoever enqueues more waits, and if that is CUDA's default stream, no other stream of
+/// its context takes work meanwhile, so this rank copies nothing for others. Do not enqueue that much behind a copy that waits for
+/// another rank, or give the communicator a stream of its own ([`Comm::on`]).
 ///
 /// # How it ends
 /// Dropping it waits for its copies, up to ten seconds, and closes the memory; the window's rank waits for that.

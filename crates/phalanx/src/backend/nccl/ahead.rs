@@ -1,12 +1,12 @@
-//! [`Ahead`]: how far the program is ahead of the GPU with operations that the library carries out.
+//! [`Ahead`]: how far the program is ahead of the GPU with what the library carries out.
 //!
 //! The driver takes about 1,000 pieces of work for a stream, and whoever enqueues more waits in the driver. Inside NCCL no thread should: if a peer
-//! is lost meanwhile, ncclCommRevoke and ncclCommAbort (2.28.9) free what the operation uses that is enqueued last, and the GPU's context is lost
-//! to an illegal access. Measured on two H200, with NCCL alone; what is in the stream before they wait for.
+//! is lost meanwhile, ncclCommRevoke and ncclCommAbort (2.28.9) free what the last operation uses before it has run, and the GPU's context is
+//! lost to an illegal access. (Measured on two H200, with NCCL alone. For what is in the stream before they do wait.) The program's own work
+//! fills a stream, too: this helps while there is no more than six pieces of it for each operation.
 
 use super::communicator::Communicator;
 use super::device::GpuEvent;
-use crate::control::control_channel::AnnouncedCall;
 use crate::os::sync::lock;
 use crate::types::error::Result;
 use crate::types::memory::RawStream;
@@ -14,22 +14,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Operations between two marks.
-const BATCH: u32 = 64;
-/// So many batches may be incomplete: a quarter of what a stream takes, since several communicators may share one.
-const BATCHES: usize = 4;
+const BATCH: u32 = 16;
+/// At most so many batches are incomplete when another one begins.
+const BATCHES: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Ahead {
-    /// Operations so far.
+    /// Operations so far, and graphs.
     count: AtomicU32,
-    /// The batch in which room was made last.
+    /// The batch for which there is room.
     roomy: AtomicU32,
     /// Events behind the batches before, in turn.
     marks: Mutex<[Option<Arc<GpuEvent>>; BATCHES]>,
 }
 
 impl Communicator {
-    /// The library is about to enqueue an operation on a stream.
+    /// The library, or a graph, is about to enqueue something on a stream.
     pub(super) fn count_ahead(&self, stream: RawStream) {
         let count = self.ahead.count.load(Ordering::Relaxed).wrapping_add(1);
         self.ahead.count.store(count, Ordering::Relaxed);
@@ -57,15 +57,19 @@ impl Communicator {
         mark.as_ref().expect("just made").record(&stream)
     }
 
-    /// Waits until few enough operations are incomplete for another, which has been announced. The library lock is not held.
+    /// Waits until few enough operations are incomplete for another. The library lock is not held.
     #[inline]
-    pub(super) fn make_room(&self, announced: &AnnouncedCall) -> Result<()> {
+    pub(crate) fn make_room(&self) -> Result<()> {
         let batch = self.ahead.count.load(Ordering::Relaxed) / BATCH;
         if batch == self.ahead.roomy.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.ahead.roomy.store(batch, Ordering::Relaxed);
         let oldest = lock(&self.ahead.marks)[(batch as usize + 1) % BATCHES].clone();
-        oldest.map_or(Ok(()), |oldest| self.wait_until(announced, || oldest.is_complete()))
+        if let Some(oldest) = oldest {
+            // It may be an operation of any ranks.
+            self.wait_until(&self.auxiliary_call(), || oldest.is_complete())?;
+        }
+        self.ahead.roomy.store(batch, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -328,6 +328,15 @@ impl Communicator {
         Ok(())
     }
 
+    /// [`check_awake`](Self::check_awake), and waits while the GPU is far behind: for what enqueues an operation.
+    #[inline]
+    pub fn admit(&self, operation: Operation) -> Result<()> {
+        self.check_awake(operation)?;
+        #[cfg(feature = "nccl")]
+        self.make_room()?;
+        Ok(())
+    }
+
     #[cold]
     pub(crate) fn failure(&self) -> Error {
         match self.control_channel.check() {
@@ -398,7 +407,7 @@ impl Communicator {
         let last = lock(&self.last).stream;
         streams.retain_mut(|stream| {
             let raw = stream.raw();
-            raw == last || !stream.is_nobody_elses() || self.device.is_busy(stream).unwrap_or(true)
+            raw == last || !stream.is_nobody_elses() || self.device.has_work(raw).unwrap_or(true)
         });
     }
 

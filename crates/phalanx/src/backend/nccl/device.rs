@@ -190,6 +190,11 @@ impl GpuDevice {
         streams.push(stream.clone());
     }
 
+    /// Whether a stream has work. A captured stream has none, and must not be queried. It waits as [`is_idle`](Self::is_idle) does.
+    pub fn has_work(&self, stream: RawStream) -> Result<bool> {
+        Ok(!self.is_captured(stream)? && !self.is_idle(stream)?)
+    }
+
     /// Whether a stream is being captured. The default stream cannot be, and querying it is an error while a
     /// blocking stream is.
     pub fn is_captured(&self, stream: RawStream) -> Result<bool> {

@@ -34,9 +34,11 @@ impl Communicator {
 
     /// Launches a graph, under the device's library lock.
     pub fn launch(&self, graph: &HeldGraph) -> Result<()> {
+        self.make_room()?;
         let _current = self.device.enter();
         let launched = {
             let _locked = self.lock_library()?;
+            self.count_ahead(graph.1.raw());
             self.come_after_last(graph.1.raw())?;
             lock(&graph.0).as_ref().map(CudaGraph::launch)
         };

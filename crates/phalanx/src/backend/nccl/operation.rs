@@ -187,7 +187,7 @@ pub(crate) unsafe fn collective_with(
     own_kernel: Option<OwnKernel<'_>>,
     mut needs: Needs,
 ) -> Result<()> {
-    communicator.check_awake(call.operation)?;
+    communicator.admit(call.operation)?;
     let (announced, arrival) = communicator.next_collective(call, own_kernel.is_some());
     let (mut returns, brought) = (Vec::new(), &mut None);
     let call = match call.spaces {
@@ -221,8 +221,6 @@ fn launch(
         Some(arrival) if !grouped => communicator.wait_for_arrival(arrival),
         _ => Ok(()),
     };
-    #[cfg(feature = "nccl")]
-    let arrived = arrived.and_then(|()| communicator.make_room(announced));
     let enqueued = arrived.and_then(|()| communicator.lock_library()).and_then(|_locked| enqueue(needs));
     let is_simple = needs.is_empty() && returns.is_empty() && !needs.runs_beside();
     if matches!(enqueued, Ok(Progress::Enqueued)) && is_simple && !grouped {
@@ -343,7 +341,7 @@ pub(crate) unsafe fn messages(
     transfers: &[Transfer],
     is_checked: bool,
 ) -> Result<()> {
-    communicator.check_awake(Operation::Send)?;
+    communicator.admit(Operation::Send)?;
     let mut on_host = transfers.iter().filter(|transfer| transfer.space == Space::Host);
     on_host.try_for_each(|transfer| refuse_captured(communicator, transfer.stream))?;
     refuse_partly_captured(communicator, transfers)?;

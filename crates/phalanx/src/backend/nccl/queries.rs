@@ -12,18 +12,22 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 /// A stream whose query has not been answered for so long is full.
-const FULL: Duration = Duration::from_millis(200);
+pub(super) const FULL: Duration = Duration::from_millis(200);
 
-/// A device and a stream of it, by their addresses: each device has a default stream, at none.
+/// A device and a stream of it, by their addresses: each device has a default stream, whose handle is null.
 type Asked = (usize, usize);
 
 /// Threads that wait for the driver's answer.
 static UNANSWERED: Mutex<Vec<(Asked, Receiver<Result<bool>>)>> = Mutex::new(Vec::new());
 
+fn key(device: GpuDevice, stream: &GpuStream) -> Asked {
+    (std::ptr::from_ref(device.library_lock).addr(), stream.raw().0.addr())
+}
+
 impl GpuDevice {
-    /// Whether a stream has work, also if it is full. A captured stream has none, and must not be queried.
-    pub fn is_busy(self, stream: &GpuStream) -> Result<bool> {
-        let asked = (std::ptr::from_ref(self.library_lock).addr(), stream.raw().0.addr());
+    /// [`has_work`](Self::has_work), and yes if the driver does not answer within this time: the stream is full.
+    pub fn is_busy(self, stream: &GpuStream, limit: Duration) -> Result<bool> {
+        let asked = key(self, stream);
         if is_unanswered(asked) {
             return Ok(true);
         }
@@ -31,19 +35,28 @@ impl GpuDevice {
         // The stream lives until the driver has answered.
         let stream = stream.clone();
         let ask = move || {
-            let (_current, raw) = (self.enter(), stream.raw());
-            let answer =
-                self.is_captured(raw).and_then(|is_captured| Ok(!is_captured && !self.is_idle(raw)?));
-            // Nobody waits for it any more.
+            let current = self.enter();
+            let answer = self.has_work(stream.raw());
+            // This may be its end.
+            drop(stream);
+            drop(current);
+            // Nobody waits for it any more, perhaps.
             let _ = sender.send(answer);
         };
         if std::thread::Builder::new().name("phalanx-query".into()).spawn(ask).is_err() {
             return Ok(true);
         }
-        answer.recv_timeout(FULL).unwrap_or_else(|_| {
+        answer.recv_timeout(limit).unwrap_or_else(|_| {
             lock(&UNANSWERED).push((asked, answer));
             Ok(true)
         })
+    }
+
+    /// Waits until no query of a stream is left unanswered: it would spoil a capture that begins.
+    pub fn wait_for_answers(self, stream: &GpuStream) {
+        while is_unanswered(key(self, stream)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -184,11 +184,11 @@ impl Rest {
         let (communicators, since) = (watchdog::all(), RunInstant::now());
         let timeouts = communicators.iter().map(|communicator| communicator.control_channel.timeout());
         let rest = Rest { _no_inits: no_inits, guards, limit: timeouts.fold(ENDING, Duration::max) };
-        while communicators.iter().any(|communicator| communicator.is_at_work()) {
+        while communicators.iter().any(|communicator| communicator.is_at_work(patience)) {
             if since.elapsed() >= patience {
                 return None;
             }
-            std::thread::sleep(PAUSES.0 / 10);
+            std::thread::sleep((since.elapsed() / 8).clamp(PAUSES.0 / 10, PAUSES.0));
         }
         Some(rest)
     }
@@ -208,8 +208,8 @@ impl Rest {
 }
 
 impl Communicator {
-    /// Whether one of its operations may be under way on the GPU.
-    fn is_at_work(&self) -> bool {
+    /// Whether one of its operations may be under way on the GPU; asks the driver for so long.
+    fn is_at_work(&self, limit: Duration) -> bool {
         let last_kernel = *lock(&self.last_kernel);
         let is_waited_for = lock(&self.last).announced.is_none() && last_kernel.is_none();
         if is_waited_for || self.is_quiet.load(Ordering::Acquire) {
@@ -218,7 +218,8 @@ impl Communicator {
         if last_kernel.is_some_and(|announced| announced.elapsed() < LAUNCHING) {
             return true;
         }
-        let is_busy = |stream: &GpuStream| matches!(self.device.is_busy(stream), Ok(true));
+        let is_busy =
+            |stream: &GpuStream| matches!(self.device.is_busy(stream, limit.max(PAUSES.0)), Ok(true));
         self.streams().iter().any(is_busy)
     }
 }

@@ -5,6 +5,7 @@
 
 use super::communicator::{Communicator, ENDING};
 use super::init::look_unless_initializing;
+use super::queries::FULL;
 use super::reclaim;
 use super::shutdown::wait_until_all_are_out;
 use super::waiting::ASYNC_ERROR;
@@ -179,7 +180,7 @@ impl Watched {
         if communicator.control_channel.suspects(&announced, self.enqueued) {
             // What the communicator has let go of meanwhile had nothing to do.
             let stream = communicator.stream_of(stream)?;
-            return match communicator.device.is_busy(&stream) {
+            return match communicator.device.is_busy(&stream, FULL) {
                 Ok(true) => communicator.control_channel.check_peers(&announced, self.enqueued).err(),
                 Ok(false) => None,
                 Err(error) => Some(error),

@@ -27,8 +27,7 @@ impl UcxComm {
         meanwhile: &dyn Fn(),
     ) -> Result<()> {
         let done = Cell::new(0);
-        let advance = |worker: &mut Worker| {
-            worker.progress();
+        let are_over = |worker: &mut Worker| {
             while let Some(next) = awaited.get(done.get()) {
                 match worker.outcome(next.operation) {
                     Some((Outcome::Complete | Outcome::WrongLength, _)) => done.set(done.get() + 1),
@@ -39,9 +38,12 @@ impl UcxComm {
         };
         let polls = if self.is_crowded() { POLLS_CROWDED } else { POLLS };
         for _ in 0..polls {
-            if advance(&mut self.link.world.worker()) {
+            let mut worker = self.link.world.worker();
+            worker.progress_once();
+            if are_over(&mut worker) {
                 return Ok(());
             }
+            drop(worker);
             self.advance_on_host()?;
             meanwhile();
             std::hint::spin_loop();
@@ -49,7 +51,8 @@ impl UcxComm {
         let broken_since = Cell::new(None);
         let ready = &mut || {
             let mut worker = self.link.world.worker();
-            if advance(&mut worker) {
+            worker.progress();
+            if are_over(&mut worker) {
                 return Ok(true);
             }
             worker.fetch_aside();

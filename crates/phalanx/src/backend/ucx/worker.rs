@@ -29,6 +29,9 @@ const ACCESS: c_uint = 1;
 /// How long the end waits for connections to close, so that what was sent last arrives.
 const CLOSING: Duration = Duration::from_secs(1);
 
+/// Rounds of UCX in one call: peers that send without an end are answered in between.
+const ROUNDS_OF_PROGRESS: usize = 64;
+
 /// A send or a receive that is under way.
 struct Operation {
     /// Where UCX finds a message's header until it is sent.
@@ -217,11 +220,21 @@ impl Worker {
         self.ucx.describe(ucs_status_t(self.peers[peer].health.status.load(Ordering::Relaxed)))
     }
 
-    /// Lets UCX work, and starts what has become possible by that.
+    /// Lets UCX work until it has nothing more to do, and starts what has become possible by that.
     pub fn progress(&mut self) {
-        // Once: to see whether there is more costs a call of the system, a tenth of a short message's time.
+        self.progress_rounds(ROUNDS_OF_PROGRESS);
+    }
+
+    /// [`progress`](Self::progress) for who looks again at once: whether there is more costs a call of the system, a tenth of a short
+    /// message's time.
+    pub fn progress_once(&mut self) {
+        self.progress_rounds(1);
+    }
+
+    fn progress_rounds(&mut self, rounds: usize) {
         // SAFETY: no reference to the mail and to the parts lives.
-        unsafe { (self.ucx.ucp_worker_progress)(self.worker) };
+        let advance = || unsafe { (self.ucx.ucp_worker_progress)(self.worker) } != 0;
+        let _ = (0..rounds).take_while(|_| advance()).count();
         let mail = self.mail.get_mut();
         if !mail.deliveries.is_empty() || !mail.unwanted.is_empty() || !mail.dropped.is_empty() {
             self.deliver();

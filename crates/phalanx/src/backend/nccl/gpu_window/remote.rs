@@ -19,7 +19,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
-/// The stream on which an open window's copies are enqueued; a communicator's `sync` waits for them.
+/// The program's stream, in whose order an open window's copies are made; a communicator's `sync` waits for them.
 pub(crate) struct CopyStream {
     pub(super) stream: GpuStream,
     /// The rank of the window.

@@ -1,16 +1,17 @@
 //! [`Client`]: carries out this rank's copies to and from windows of other ranks.
 //!
-//! The GPU copies between the caller's buffer and the staging in the order of the program's stream, so that the buffer may be freed behind it:
-//! in a stream of the window's own, which that stream waits for. Copies and signals are
-//! *jobs*. Each consists of numbered steps, which are enqueued at once: the first says that the stream has come to the job, one for each
-//! piece copies it, and the last ends the job. Before each but the first the stream waits until the service grants the step
+//! The GPU copies between the caller's buffer and the staging in a stream of the window's own ([`Lane`](super::staging::Lane)). That waits for the
+//! work that the program's stream had, which then waits for it, so that the buffer may be freed behind it. Copies and signals are *jobs*. Each
+//! consists of numbered steps, which are enqueued at once: the first says that the window's stream has come to the job, one for each
+//! piece copies it, and the last ends the job. Before each but the first that stream waits until the service grants the step
 //! ([`Words`](super::staging::Words)): of a put when the place is free, of a get when the data is there, and the last when all is answered.
 
 use super::note::{Cutter, Nonce, Note, Piece, Verdict, data_number};
-use super::staging::{SLOTS, Staging, Tools};
+use super::staging::{Lane, SLOTS, Staging, Tools};
 use crate::backend::nccl::gpu_window::record;
 use crate::backend::nccl::gpu_window::remote::CopyStream;
 use crate::backend::nccl::gpu_window::stale;
+use crate::buffer::stream::GpuStream;
 use crate::contract::CopyDirection;
 use crate::contract::messenger::Posted;
 use crate::os::RunInstant;
@@ -30,9 +31,9 @@ pub(super) struct Opened {
     /// Steps that were enqueued. Locked while a job is.
     pub steps: Mutex<u32>,
     /// Taken at the end.
-    staging: Option<Staging>,
-    /// Where the staging goes then.
-    pool: Arc<Mutex<Vec<Staging>>>,
+    lane: Option<Lane>,
+    /// Where the lane goes then.
+    pool: Arc<Mutex<Vec<Lane>>>,
 }
 
 /// What is known of a window of another rank.
@@ -49,15 +50,10 @@ pub(super) enum State {
 }
 
 impl Opened {
-    pub fn new(
-        copies: Arc<CopyStream>,
-        nonce: Nonce,
-        staging: Staging,
-        pool: Arc<Mutex<Vec<Staging>>>,
-    ) -> Opened {
+    pub fn new(copies: Arc<CopyStream>, nonce: Nonce, lane: Lane, pool: Arc<Mutex<Vec<Lane>>>) -> Opened {
         let state = AtomicU8::new(State::Asked as u8);
         let (place, steps) = (OnceLock::new(), Mutex::new(0));
-        Opened { copies, nonce, state, place, steps, staging: Some(staging), pool }
+        Opened { copies, nonce, state, place, steps, lane: Some(lane), pool }
     }
 
     pub fn state(&self) -> State {
@@ -77,8 +73,17 @@ impl Opened {
         self.place.get()
     }
 
+    fn lane(&self) -> &Lane {
+        self.lane.as_ref().expect("there until it is dropped")
+    }
+
     pub fn staging(&self) -> &Staging {
-        self.staging.as_ref().expect("there until it is dropped")
+        &self.lane().staging
+    }
+
+    /// Where the steps are enqueued.
+    pub fn stream(&self) -> &GpuStream {
+        &self.lane().stream
     }
 
     fn rank(&self) -> usize {
@@ -100,7 +105,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        lock(&self.pool).extend(self.staging.take());
+        lock(&self.pool).extend(self.lane.take());
     }
 }
 

@@ -2,7 +2,7 @@
 //! Between hosts GPU memory goes in pieces through page-locked memory at both ends, and between them over a [`Messenger`](crate::contract::messenger::Messenger).
 //!
 //! Each rank that has such a window, or opens one, has a thread (`service.rs`). It carries out what other ranks ask of this rank's windows
-//! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and with the program's streams, which wait for it
+//! (`server.rs`, `part.rs`), after it has checked that they have them open and stay inside; and with streams of the windows, which wait for it
 //! (`cuStreamWaitValue32`), this rank's own copies (`client.rs`). It never waits for the GPU or the network itself.
 //!
 //! A descriptor has the number of the rank's service. Under that the job's store has where the service is, with the key of messages to it: so
@@ -38,7 +38,7 @@ use note::{Cutter, Introduction, Piece, store_key};
 use part::{FarRecord, Part};
 use server::Server;
 use service::{Order, Service, Shared};
-use staging::{SLOTS, Staging, Tools, Way};
+use staging::{Lane, SLOTS, Tools, Way};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -47,8 +47,8 @@ pub(crate) struct Far {
     /// Under which the store knows it.
     id: u64,
     shared: Arc<Shared>,
-    /// Stagings that are not in use.
-    pool: Arc<Mutex<Vec<Staging>>>,
+    /// Lanes that are not in use.
+    pool: Arc<Mutex<Vec<Lane>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -112,15 +112,14 @@ impl Far {
     ) -> Result<Box<dyn RemoteGpuWindow>> {
         let communicator = &self.shared.communicator;
         let address = self.find(store, key, rank)?;
-        let staging = match lock(&self.pool).pop() {
-            Some(staging) => staging,
-            None => Staging::new(&communicator.device)?,
+        let lane = match lock(&self.pool).pop() {
+            Some(lane) => lane,
+            None => Lane::new(&communicator.device)?,
         };
-        staging.reset();
-        let (device, begun) = (&communicator.device, GpuEvent::new(&communicator.device)?);
-        let steps = during_captures(|| device.new_stream())?;
+        lane.staging.reset();
+        let begun = GpuEvent::new(&communicator.device)?;
         let copies = CopyStream::new(communicator, rank, stream)?;
-        let opened = Arc::new(Opened::new(copies, key.nonce, staging, self.pool.clone()));
+        let opened = Arc::new(Opened::new(copies, key.nonce, lane, self.pool.clone()));
         let (channel, marked) = (communicator.control_channel.id(), dtype.mark(len));
         let order = Order::Open { opened: opened.clone(), address, channel, dtype: dtype.code(), marked };
         self.shared.order(order);
@@ -145,7 +144,7 @@ impl Far {
             unsafe { Mapped::open(communicator, rank, place) }.inspect_err(staged).ok()
         });
         communicator.keep_copies(&opened.copies);
-        Ok(Box::new(FarWindow { far: self.clone(), opened, mapped, steps, begun }))
+        Ok(Box::new(FarWindow { far: self.clone(), opened, mapped, begun }))
     }
 
     /// Where the service with this window is: what the store has of it, if it is the rank's in this communicator.
@@ -179,10 +178,7 @@ struct FarWindow {
     opened: Arc<Opened>,
     /// The memory itself, if this rank's GPU reaches it.
     mapped: Option<Mapped>,
-    /// Where steps wait for the service, between work of the program's stream. In that they would fill it: CUDA's default stream, while it is
-    /// full, lets no other stream of the process take work, so neither the service's.
-    steps: GpuStream,
-    /// Behind the program's work before them.
+    /// Behind the program's work before the steps.
     begun: GpuEvent,
 }
 
@@ -218,7 +214,7 @@ impl FarWindow {
         // The driver lets a thread wait while a stream is full of work: the service has to know before what that is.
         let job = Job { steps: [first, *steps], work };
         self.far.shared.order(Order::Work(self.opened.clone(), job));
-        let begun = self.begun.record(&copies.stream).and_then(|()| self.begun.hold(&self.steps));
+        let begun = self.begun.record(&copies.stream).and_then(|()| self.begun.hold(self.opened.stream()));
         let enqueued = begun.and_then(|()| self.tell(first)).and_then(|()| {
             let mut step = first;
             for piece in pieces {
@@ -231,13 +227,13 @@ impl FarWindow {
             self.tell(*steps)
         });
         // Also behind a part of the steps.
-        let ended = copies.last.record(&self.steps).and_then(|()| copies.last.hold(&copies.stream));
+        let ended = copies.last.record(self.opened.stream()).and_then(|()| copies.last.hold(&copies.stream));
         enqueued.and(ended).map_err(|error| communicator.fail(error))
     }
 
     /// Enqueues that the stream waits until a step is granted.
     fn wait(&self, step: u32) -> Result<()> {
-        let (stream, word) = (self.steps.raw(), &self.opened.staging().words().granted);
+        let (stream, word) = (self.opened.stream().raw(), &self.opened.staging().words().granted);
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: a word of page-locked memory, which is there until the stream has done the last step.
         let result =
@@ -247,7 +243,7 @@ impl FarWindow {
 
     /// Enqueues that the stream says that it has done a step.
     fn tell(&self, step: u32) -> Result<()> {
-        let (stream, word) = (self.steps.raw(), &self.opened.staging().words().done);
+        let (stream, word) = (self.opened.stream().raw(), &self.opened.staging().words().done);
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
         // SAFETY: as above.
         let result =
@@ -267,6 +263,8 @@ impl RemoteGpuWindow for FarWindow {
         self.check()?;
         if let Some(mapped) = &self.mapped {
             let (device, what) = (&self.far.shared.communicator.device, (direction, local, element));
+            // `last` is behind the signals of other threads, too.
+            let _steps = lock(&self.opened.steps);
             // SAFETY: the caller's contract; it is closed once the copies are complete.
             return unsafe { mapped.copy(device, &self.opened.copies, what, blocks) };
         }
@@ -278,7 +276,7 @@ impl RemoteGpuWindow for FarWindow {
             CopyDirection::Put => Way::ToHost,
             CopyDirection::Get => Way::ToGpu,
         };
-        let (device, stream) = (&self.far.shared.communicator.device, &self.steps);
+        let (device, stream) = (&self.far.shared.communicator.device, self.opened.stream());
         let copy = |piece: &Piece, slot: usize| {
             let start = self.opened.staging().start(slot);
             // SAFETY: the caller's contract; the stream has waited until the place is its own.

@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 2;
 /// wait for the service.
 pub(super) struct Staging(PinnedMemory);
 
-/// What a stream and the service tell each other, behind the pieces.
+/// What a window's stream and the service tell each other, behind the pieces.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct Words {
@@ -46,6 +46,20 @@ impl Staging {
     pub fn reset(&self) {
         self.words().granted.store(0, Ordering::Release);
         self.words().done.store(0, Ordering::Release);
+    }
+}
+
+/// What an open window moves its pieces with.
+pub(super) struct Lane {
+    pub staging: Staging,
+    /// Where steps wait for the service, between work of the program's stream. In that they would fill it: CUDA's default stream, while it is
+    /// full, lets no other stream of its context take work, so neither the service's.
+    pub stream: GpuStream,
+}
+
+impl Lane {
+    pub fn new(device: &GpuDevice) -> Result<Lane> {
+        Ok(Lane { staging: Staging::new(device)?, stream: during_captures(|| device.new_stream())? })
     }
 }
 
