@@ -72,7 +72,7 @@ impl CudaContext {
 
     /// What a call does that allocates: it waits while a thread waits for room in a stream.
     pub fn wait_for_room(&self) {
-        self.streams.wait_for_room();
+        self.streams().iter().for_each(|stream| stream.wait_for_room());
     }
 
     /// Starts a stream.

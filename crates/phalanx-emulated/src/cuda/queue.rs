@@ -88,13 +88,14 @@ impl Stream {
 
     /// Enqueues a job: after everything that is in this stream, and after `after`. Waits while the stream is full. As measured on an H200 with
     /// CUDA 13.0: if it is the default stream, no other stream of the context takes work meanwhile. Whoever asks whether it is idle waits
-    /// ([`wait_for_room`](Self::wait_for_room)), and so do calls that allocate ([`Streams::wait_for_room`]).
+    /// ([`wait_for_room`](Self::wait_for_room)), and so do calls that allocate.
     pub fn submit(self: &Arc<Stream>, mut after: Vec<Mark>, job: Job) -> Mark {
         check_fork("a stream");
-        let gate = match self.kind {
-            Kind::Legacy => Some(self.siblings.gate.write().unwrap_or_else(PoisonError::into_inner)),
+        let gate = &self.siblings.gate;
+        let closed = match self.kind {
+            Kind::Legacy => Some(gate.write().unwrap_or_else(PoisonError::into_inner)),
             Kind::Blocking | Kind::NonBlocking => {
-                drop(self.siblings.gate.read().unwrap_or_else(PoisonError::into_inner));
+                drop(gate.read().unwrap_or_else(PoisonError::into_inner));
                 None
             }
         };
@@ -105,18 +106,13 @@ impl Stream {
         }
         let is_full = |queue: &mut Queue| queue.tasks.len() >= FULL;
         let mut queue = lock(&self.queue);
-        if is_full(&mut queue) {
-            *lock(&self.siblings.held_up) += 1;
-            queue.held_up += 1;
-            queue = self.changed.wait_while(queue, is_full).unwrap_or_else(PoisonError::into_inner);
-            queue.held_up -= 1;
-            *lock(&self.siblings.held_up) -= 1;
-            self.siblings.has_room.notify_all();
-        }
+        queue.held_up += 1;
+        queue = self.changed.wait_while(queue, is_full).unwrap_or_else(PoisonError::into_inner);
+        queue.held_up -= 1;
         queue.tasks.push_back(Task { after, job });
         queue.submitted += 1;
         self.changed.notify_all();
-        drop(gate);
+        drop(closed);
         Mark { stream: Arc::clone(self), position: queue.submitted }
     }
 
@@ -195,11 +191,8 @@ pub struct Streams {
     context: Handle,
     device: usize,
     legacy: OnceLock<Arc<Stream>>,
-    /// Whoever enqueues to the default stream keeps it.
+    /// Whoever enqueues to the default stream closes it.
     gate: RwLock<()>,
-    /// Threads that wait for room in a stream.
-    held_up: Mutex<usize>,
-    has_room: Condvar,
     /// Not kept alive: a stream that ended and that no caller holds is gone.
     all: Mutex<Vec<Weak<Stream>>>,
 }
@@ -212,8 +205,6 @@ impl Streams {
             device,
             legacy: OnceLock::new(),
             gate: RwLock::default(),
-            held_up: Mutex::default(),
-            has_room: Condvar::new(),
             all: Mutex::default(),
         });
         let legacy = Stream::start(&streams, Kind::Legacy, 0);
@@ -225,11 +216,6 @@ impl Streams {
     /// The default stream.
     pub fn legacy(&self) -> &Arc<Stream> {
         self.legacy.get().expect("a context starts with its default stream")
-    }
-
-    /// Waits while a thread waits for room in a stream.
-    pub fn wait_for_room(&self) {
-        drop(self.has_room.wait_while(lock(&self.held_up), |held_up| *held_up > 0));
     }
 
     /// All streams that a caller holds or that still work.
